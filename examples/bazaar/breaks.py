@@ -22,7 +22,7 @@ from typing import Final
 
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import Client, ServerFailedError
-from examples.bazaar.errands import QUEUES, Senders
+from examples.bazaar.errands import Senders
 from examples.bazaar.faults import Faults
 from examples.bazaar.ledger import Ledger, wait_until
 from examples.bazaar.origins import HANGING
@@ -105,7 +105,7 @@ class Breaker:
                 raise NotDoneError("no slot was at work")
             await asyncio.sleep(0.02)
         self._over(break_id)
-        cut_off = sorted(self._records.open_runs())
+        cut_off = sorted(self._records.open_runs().get(killed[0], ()))
         is_back = await wait_until(
             lambda: (
                 len(list(self._slots())) >= slots_before
@@ -230,7 +230,8 @@ class Breaker:
 
     def _kill_busy_slot(self) -> tuple[int, str] | None:
         """Kill a slot that works on an errand; returns its pid and title."""
-        busy = [one for one in self._slots() if any(queue in one[1] for queue in QUEUES)]
+        at_work = self._records.open_runs()
+        busy = [one for one in self._slots() if one[0] in at_work]
         return next((one for one in busy if self._kill(one[0], "headrace slot")), None)
 
     def _slots(self) -> Iterator[tuple[int, str]]:

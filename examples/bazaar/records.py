@@ -9,6 +9,7 @@ the page `/break`, which the demo's own process carries out, and the last ledger
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ CREATE TABLE IF NOT EXISTS errand (
   uid TEXT PRIMARY KEY, queue TEXT NOT NULL, asked_at REAL NOT NULL, accepted_at REAL)
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS run (
-  id INTEGER PRIMARY KEY, uid TEXT NOT NULL, began_at REAL NOT NULL, ended_at REAL);
+  id INTEGER PRIMARY KEY, uid TEXT NOT NULL, pid INTEGER NOT NULL, began_at REAL NOT NULL,
+  ended_at REAL);
 CREATE INDEX IF NOT EXISTS run_uid ON run (uid);
 CREATE TABLE IF NOT EXISTS effect (
   id INTEGER PRIMARY KEY, uid TEXT NOT NULL, at REAL NOT NULL);
@@ -113,7 +115,8 @@ class Records:
         """Note a run of the errand, and its end, also by an error; gives the run's number."""
         with self._connection() as connection:
             run = connection.execute(
-                "INSERT INTO run (uid, began_at) VALUES (?, ?)", (uid, time.time())
+                "INSERT INTO run (uid, pid, began_at) VALUES (?, ?, ?)",
+                (uid, os.getpid(), time.time()),
             ).lastrowid
             number = connection.execute(
                 "SELECT count(*) FROM run WHERE uid = ? AND id <= ?", (uid, run)
@@ -167,14 +170,17 @@ class Records:
             for table in ("errand", "run", "effect"):
                 connection.execute(f"DELETE FROM {table} WHERE uid IN (SELECT uid FROM chosen)")
 
-    def open_runs(self) -> set[str]:
-        """Errands that a handler works on now, or worked on when it was killed."""
+    def open_runs(self) -> dict[int, set[str]]:
+        """By process: errands that its handlers work on, or worked on when it was killed."""
         query = """
-            SELECT uid FROM run r WHERE ended_at IS NULL
+            SELECT pid, uid FROM run r WHERE ended_at IS NULL
               AND NOT EXISTS (SELECT 1 FROM effect f WHERE f.uid = r.uid)
         """
+        found: dict[int, set[str]] = {}
         with self._connection() as connection:
-            return {row[0] for row in connection.execute(query)}
+            for pid, uid in connection.execute(query):
+                found.setdefault(pid, set()).add(uid)
+        return found
 
     def effects_of(self, uids: Sequence[str]) -> set[str]:
         """Those of the errands whose effect is there."""

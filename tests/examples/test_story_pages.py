@@ -147,7 +147,7 @@ def test_a_lost_a_doubled_and_a_repeated_errand_are_seen(stores, tmp_path):
         raise OSError("crash")
     killed = records.running("b")
     killed.__enter__()
-    assert records.open_runs() == {"b"}
+    assert records.open_runs() == {os.getpid(): {"b"}}
     for uid in ("a", "b"):
         with records.running(uid) as run:
             assert run == 2
@@ -157,7 +157,7 @@ def test_a_lost_a_doubled_and_a_repeated_errand_are_seen(stores, tmp_path):
         seen = records.errands()
         assert (seen.accepted, seen.done, seen.doubled, seen.repeated) == (3, 2, 0, 1)
         records.fold(older_than_s=-1)
-    assert records.open_runs() == set()
+    assert records.open_runs() == {}
     records.take_effect("c")
     with sqlite3.connect(tmp_path / "bazaar.sqlite") as connection:
         connection.execute("INSERT INTO effect (uid, at) VALUES ('c', 0)")
