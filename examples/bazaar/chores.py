@@ -120,7 +120,7 @@ async def send_mail(job: JobContext[Letter]) -> None:
         await asyncio.sleep(0.1 + zlib.crc32(letter.uid.encode()) % 400 / 1000)
         if letter.trouble == "greylisted" and run == 1:
             raise ConnectionError("451 greylisted: this sender is new here, try again later")
-        if letter.trouble == "no mailbox" and run <= 2:  # the follower corrects it later
+        if letter.trouble == "no mailbox" and run == 1:  # corrected before the retry
             job.fail(f"550 no such mailbox: {letter.to}")
             return
         records.take_effect(letter.uid)
