@@ -99,7 +99,7 @@ async def test_each_fault_is_recovered_from_and_nothing_is_lost(tmp_path):
         return ledger()[1].keys() == {"jobs", "views", "photos", "posts"} and records.open_runs()
 
     await wait_true(is_busy, what="every line of the ledger", deadline_s=UP_S)
-    async with httpx.AsyncClient(base_url=url, headers={"origin": url}) as client:
+    async with httpx.AsyncClient(base_url=url, headers={"origin": url}, timeout=60) as client:
         for kind in BREAKS:
             assert (await client.post("/break", data={"kind": kind})).status_code == 303
 
@@ -134,6 +134,6 @@ async def test_it_continues_after_the_machine_slept(tmp_path):
         return records.errands().done > before + 20
 
     await wait_true(goes_on, what="errands are done again", deadline_s=UP_S)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"http://127.0.0.1:{ports['shop']}/feed")).status_code == 200
     await stopped(demo, tmp_path)
