@@ -320,7 +320,7 @@ class Stage:
         self.config.write_text(
             f"[data]\nfolder = {json.dumps(str(self.data))}\n\n"
             f'[web]\nlisten = "{LOOPBACK}:{self.ports.api}"\n\n'
-            f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\n\n'
+            f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\nworkers = 1\n\n'
             "# Few processes and connections, to stay below 1 GB of memory on any machine.\n"
             f"[jobs]\nslots_per_core = {max(1, SLOTS_MAX // cores)}\n\n"
             "[postgres]\nconnections_max = 3\nslot_connections_max = 2\n\n"
