@@ -122,6 +122,7 @@ class Breaker:
 
     async def _hang_seller(self, break_id: int) -> str:
         """Let a fast seller's host stay silent, while it hands in a catalogue with a new photo."""
+        await wait_until(self._story.calm_shops, timeout_s=SLOT_FOUND_S * 3)
         shops = self._story.calm_shops()
         if not shops:
             raise NotDoneError("no seller's first catalogue is done yet")
