@@ -21,7 +21,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import TestClient
 from raw_clients import pattern
-from tests.kit.ways_in import Refused, plain
+from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cli import COMMANDS
@@ -233,8 +233,8 @@ class CommandSurface:
             run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(
                 verb(self._media), loop
             ).result(60),
-            show=lambda value, text: shown.append((plain(value), text)),
-            progress=lambda text: None,
+            show=lambda value, text: shown.append((bare(value), text)),
+            progress=lambda *_: None,
         )
         [command] = COMMANDS
         words = [str(word) for word in words]

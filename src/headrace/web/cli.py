@@ -9,7 +9,15 @@ import click
 import msgspec
 
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table, visible
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    cursor_after,
+    listing,
+    table,
+    visible,
+)
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
@@ -70,7 +78,12 @@ def list_tokens(terminal: Terminal) -> None:
         f" {', '.join(token.scopes)}"
         for token in found
     ]
-    terminal.show(found, "\n".join(lines))
+    head = ("name", "state", "last used", "scopes")
+    rows = [
+        (token.name, _state(token), _moment(token.last_used_at), ", ".join(token.scopes))
+        for token in found
+    ]
+    terminal.show(listing(found), table(head, rows, plain="\n".join(lines)))
 
 
 @tokens.command()
@@ -103,7 +116,9 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
         )
         for line in found
     ]
-    terminal.show(found, table(("id", "at", "who", "from", "outcome", "what"), rows))
+    cursor = cursor_after(found, lines_max, "id")
+    text = table(("id", "at", "who", "from", "outcome", "what"), rows)
+    terminal.show(listing(found, next_cursor=cursor), text)
 
 
 COMMANDS: Final[list[click.Command]] = [tokens, audit]

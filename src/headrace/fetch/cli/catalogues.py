@@ -15,7 +15,8 @@ from headrace.fetch.cli.text import (
     describe_run,
     describe_source,
     progress_line,
-    run_line,
+    runs_table,
+    sources_table,
 )
 from headrace.fetch.errors import InvalidSource, RunHeld, RunRefused, RunUnfinished
 from headrace.fetch.i18n import DEFAULT
@@ -30,7 +31,15 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Terminal,
+    cursor_after,
+    listing,
+    pluralize,
+    writing,
+)
 
 _URLS: Final = ("http://", "https://")
 WATCH_EVERY_S: Final = 0.5
@@ -125,11 +134,12 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
         return run, await fetch.runs.changes(run.run, after=after, rows_max=limit)
 
     run, changes = terminal.run(Fetch, ask)
+    cursor = cursor_after(changes, limit, "item")
     lines = [describe_run(run), *(describe_change(change) for change in changes)]
-    if len(changes) == limit:
-        last = shlex.quote(f"--after={changes[-1].item}")
+    if cursor is not None:
+        last = shlex.quote(f"--after={cursor}")
         lines.append(f"more: `headrace fetch catalogue diff {run.run} {last}`")
-    terminal.show({"run": run, "changes": changes}, "\n".join(lines))
+    terminal.show(listing(changes, next_cursor=cursor, run=run), "\n".join(lines))
 
 
 @catalogue_group.command("confirm", short_help="Apply a held run.")
@@ -194,8 +204,10 @@ def list_catalogues(terminal: Terminal, customer: str | None) -> None:
         return [s for s in sources if customer in (None, s.customer)], runs
 
     sources, runs = terminal.run(Fetch, ask)
-    lines = [*(describe_source(source) for source in sources), *map(run_line, runs)]
-    terminal.show({"sources": sources, "runs": runs}, "\n".join(lines) or "no sources, no runs")
+    parts = [sources_table(sources)] if sources else []
+    parts += [runs_table(runs)] if runs else []
+    text = Lines(*parts) if parts else "no sources, no runs"
+    terminal.show(listing(sources, runs=runs), text)
 
 
 @click.group("run", cls=CommandGroup)
@@ -208,7 +220,7 @@ def run_group() -> None:
 def list_runs(terminal: Terminal, customer: str | None) -> None:
     """List the newest runs."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
-    terminal.show(found, "\n".join(run_line(run) for run in found) or "no runs")
+    terminal.show(listing(found), runs_table(found) if found else "no runs")
 
 
 @run_group.command("show", short_help="Show a run.")
@@ -287,7 +299,7 @@ def _show_errors(terminal: Terminal, run_id: int, lang: str) -> None:
         for p in problems
     ]
     lines += [f"photo of {p.item}: {p.url}: {p.text} [{p.outcome}]" for p in photos]
-    found = {"file": reason, "problems": problems, "photos": photos}
+    found = listing(problems, photos=photos, file=reason)
     terminal.show(found, "\n".join(lines) or f"run {run_id}: no problems")
 
 
@@ -309,7 +321,8 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
             moved_s, last = time.monotonic(), run
         is_quiet = time.monotonic() - moved_s > QUIET_S
         hint = "  (no progress: is `headrace up` running?)" if is_quiet else ""
-        terminal.progress(progress_line(run) + hint)
+        decided = run.photos - run.photos_pending
+        terminal.progress(progress_line(run) + hint, decided, run.photos or None)
         await asyncio.sleep(WATCH_EVERY_S)
         run = await fetch.runs.get(run.run)
     return run

@@ -17,7 +17,7 @@ from headrace.fetch.cli.text import (
     describe_run,
     describe_study,
     describe_url,
-    host_line,
+    hosts_table,
     step_line,
 )
 from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema, UrlRefused
@@ -27,7 +27,15 @@ from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.fetch.study import WEEKS_MAX, csv_of_study
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Terminal,
+    cursor_after,
+    listing,
+    pluralize,
+    table,
+    writing,
+)
 
 
 @click.group("item", cls=CommandGroup)
@@ -58,7 +66,7 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidItems(f"{file.name}: {error}: expected a JSON list of items") from error
     found = terminal.run(Fetch, lambda fetch: fetch.send_items(items))
-    terminal.show(found, "\n".join(describe_run(run) for run in found))
+    terminal.show(listing(found), "\n".join(describe_run(run) for run in found))
 
 
 @click.command("results", short_help="List published results.")
@@ -95,7 +103,18 @@ def list_results(
         f"  version {one.version}, {pluralize(len(one.photos), 'photo')}"
         for one in found
     ]
-    terminal.show(found, "\n".join(lines) or "no results")
+    rows = [
+        (
+            one.seq,
+            f"{one.at:%Y-%m-%d %H:%M:%S}",
+            one.action,
+            *(one.customer, one.id, one.version, len(one.photos)),
+        )
+        for one in found
+    ]
+    head = ("seq", "at (UTC)", "action", "customer", "item", "version", "photos")
+    text = table(head, rows, plain="\n".join(lines)) if found else "no results"
+    terminal.show(listing(found, next_cursor=cursor_after(found, limit, "seq")), text)
 
 
 @click.group("host", cls=CommandGroup)
@@ -109,8 +128,8 @@ def host_group() -> None:
 def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
     """List the hosts of photos, each with the class in which its photos start."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
-    lines = [host_line(host) for host in found]
-    terminal.show(found, "\n".join(lines) or "no hosts: no photo was requested yet")
+    text = hosts_table(found) if found else "no hosts: no photo was requested yet"
+    terminal.show(listing(found), text)
 
 
 @host_group.command("show", short_help="Show a host.")
@@ -118,7 +137,7 @@ def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
 def show_host(terminal: Terminal, host: str) -> None:
     """Show HOST (a name as in the links, or a link) per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
-    terminal.show(found, "\n".join(describe_host(one) for one in found))
+    terminal.show(listing(found), "\n".join(describe_host(one) for one in found))
 
 
 @click.command("study", short_help="Study download times and propose timeout classes.")
@@ -199,7 +218,10 @@ def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
 def list_schemas(terminal: Terminal) -> None:
     """List every category that has a schema."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
-    terminal.show(found, "\n".join(map(_schema_line, found)) or "no schemas")
+    rows = [(one.category, len(one.schema.fields), _others(one.schema.others)) for one in found]
+    plain = "\n".join(map(_schema_line, found))
+    text = table(("category", "fields", "other fields"), rows, plain=plain)
+    terminal.show(listing(found), text if found else "no schemas")
 
 
 @schema_group.command("show", short_help="Show the schema of a category.")
@@ -240,7 +262,9 @@ def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
 def list_mappings(terminal: Terminal) -> None:
     """List every mapping."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
-    terminal.show(found, "\n".join(map(_mapping_line, found)) or "no mappings")
+    rows = [(one.name, one.mapping.format or "any", one.mapping.rows or "-") for one in found]
+    text = table(("mapping", "format", "rows at"), rows, plain="\n".join(map(_mapping_line, found)))
+    terminal.show(listing(found), text if found else "no mappings")
 
 
 @mapping_group.command("show", short_help="Show a mapping.")

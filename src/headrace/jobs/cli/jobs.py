@@ -23,8 +23,11 @@ from headrace.kernel.config import parse_duration_s
 from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import (
     CommandGroup,
+    Lines,
     Parsed,
     Terminal,
+    listing,
+    paged,
     parse_json,
     pluralize,
     table,
@@ -108,10 +111,8 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
         (job.id, job.state.value, job.queue, job.lane or "", job.attempt, first_line(job.error))
         for job in page.jobs
     ]
-    text = table(("id", "state", "queue", "lane", "attempts", "error"), rows)
-    if page.next_cursor is not None:
-        text += f"\nmore: --cursor {page.next_cursor}"
-    terminal.show(page, text)
+    grid = table(("id", "state", "queue", "lane", "attempts", "error"), rows)
+    terminal.show(listing(page.jobs, next_cursor=page.next_cursor), paged(grid, page.next_cursor))
 
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
@@ -177,7 +178,7 @@ def bulk(
     async def run(jobs: Jobs) -> BulkDone:
         done = await jobs.bulk(action, wanted, dry_run=dry_run)
         while done.more:
-            terminal.progress(f"{done.changed} of {pluralize(done.matched, 'job')}")
+            terminal.progress(f"{action}: {done.changed} of {pluralize(done.matched, 'job')}")
             step = await jobs.bulk(action, wanted, dry_run=dry_run, cursor=done.next_cursor)
             done = msgspec.structs.replace(
                 step,
@@ -297,7 +298,7 @@ def describe_taken(taken: Taken) -> str:
         for job in taken.jobs
     ]
     until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
+    return Lines(until, table(("id", "run", "lane", "payload"), rows))
 
 
 def first_line(text: str | None) -> str:

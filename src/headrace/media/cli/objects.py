@@ -9,7 +9,15 @@ from typing import Any
 import click
 
 from headrace.kernel.config import parse_byte_rate, parse_duration_s, parse_size_bytes
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    listing,
+    pluralize,
+    size_cell,
+    table,
+)
 from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
@@ -38,7 +46,12 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     lines = [
         f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}" for item in found
     ]
-    terminal.show(found, "\n".join(lines) or "no objects")
+    rows = [
+        (size_cell(item.size_bytes), f"{item.modified_at:%Y-%m-%d %H:%M:%S}", item.key)
+        for item in found
+    ]
+    text = table(("size", "stored (UTC)", "key"), rows, plain="\n".join(lines))
+    terminal.show(listing(found), text if found else "no objects")
 
 
 @media.command("info", short_help="Show one object.")
@@ -143,6 +156,7 @@ def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
     With --w or --h, have a variant of each made instead, in every format that is negotiated unless
     --fm names one. Exits with 7 if a node failed.
     """
+    terminal.progress(f"warming {pluralize(len(keys), 'object')}")
     done = terminal.run(Media, lambda media: media.warming.warm(keys, **options))
     rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
     terminal.show(done, table(("node", "blocks", "failed", ""), rows))
@@ -273,14 +287,14 @@ def stop_trace(terminal: Terminal, selector: str | None) -> None:
     """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
     lines = [f"trace of {watch.name}={watch.value} ended" for watch in ended]
-    terminal.show(ended, "\n".join(lines) or "no active traces")
+    terminal.show(listing(ended), "\n".join(lines) or "no active traces")
 
 
 @trace.command("show", short_help="Show what is traced.")
 def show_traces(terminal: Terminal) -> None:
     """Show which requests all nodes log, and until when."""
     found = terminal.run(Media, lambda media: media.traces.list())
-    terminal.show(found, describe_watches(found) if found else "no active traces")
+    terminal.show(listing(found), describe_watches(found) if found else "no active traces")
 
 
 def describe_watches(watches: Sequence[Watch]) -> str:
