@@ -49,6 +49,8 @@ AGENT_CONNECTIONS: Final = "4"
 LIBRARIES: Final = {
     "web": ("litestar", "jinja2", "httptools"),
     "media": ("httptools", "xxhash"),
+    "variants": ("pyvips",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Libraries of an extra that the roles of a room need."""
 APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", required=False)
@@ -146,10 +148,24 @@ async def declare(app: App) -> dict[str, int]:
     return {name: queue.id for name, queue in queues.items()}
 
 
-def require_libraries(room: str) -> None:
-    """Raise ExtraMissing if libraries of `room` are not installed."""
-    if not all(find_spec(library) for library in LIBRARIES[room]):
-        raise ExtraMissing(room)
+def require_libraries(*extras: str, unless_alone: tuple[str, ...] = ()) -> None:
+    """Raise ExtraMissing with all of `extras` whose libraries are not installed.
+
+    Extras in `unless_alone` are missing, but have an error of their own with more advice.
+    """
+    missing = [
+        extra for extra in extras if not all(map(_is_installed, LIBRARIES.get(extra, ("",))))
+    ]
+    if missing:
+        raise ExtraMissing(*missing, *unless_alone)
+
+
+def _is_installed(library: str) -> bool:
+    """Whether `library` can be imported; an empty name is never installed."""
+    try:
+        return bool(library) and find_spec(library) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @click.command("api", short_help="Serve the HTTP API and the console.")

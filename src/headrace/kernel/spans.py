@@ -46,7 +46,7 @@ def load() -> None:
         except ImportError as error:
             raise ExtraMissing(
                 "otel",
-                f"{ENDPOINTS[1]} is set, and the libraries of OpenTelemetry are not installed."
+                need=f"{ENDPOINTS[1]} is set, and the libraries of OpenTelemetry are not installed."
                 " Unset it, set OTEL_SDK_DISABLED=true, or install them",
             ) from error
 
