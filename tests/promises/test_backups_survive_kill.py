@@ -42,7 +42,8 @@ class BackedUpSite(Site):
 
     def doctor(self) -> list[dict[str, str]]:
         """The findings about backups."""
-        return [f for f in self.run("doctor", exit_code=None) if f["subject"].startswith("backup")]
+        found = self.run("doctor", exit_code=None)["items"]
+        return [f for f in found if f["subject"].startswith("backup")]
 
 
 @pytest.fixture

@@ -112,6 +112,11 @@ def load_app(name: str) -> App:
     Raises: AppNotFound, AppBroken.
     """
     module_name, _, attribute = name.partition(":")
+    if meant := _module_of_file(module_name):
+        raise AppNotFound(
+            f"{name!r} names a file: name its module, `{meant}:{attribute or 'app'}`, in the folder"
+            " where its import begins"
+        )
     if not module_name or not attribute:
         raise AppNotFound(
             f"{name!r} is not an application: use module:attribute, such as shop.site:app"
@@ -137,10 +142,34 @@ def load_app(name: str) -> App:
     if app is None or not hasattr(app, "load_rooms"):
         raise AppNotFound(
             f"application {name!r}: module {module_name} has no Headrace() named {attribute!r}"
+            + _instead(module, attribute)
             + _hiding(module_name)
         )
     found: App = app
     return found
+
+
+def _module_of_file(path: str) -> str:
+    """The name of the module in the file `path`, relative to the current folder if it is there."""
+    if "/" not in path and not path.endswith(".py"):
+        return ""
+    file = Path(path)
+    if file.is_absolute() and file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    parts = file.with_suffix("").parts
+    return ".".join(parts[-1:] if file.is_absolute() or ".." in parts else parts)
+
+
+def _instead(module: Any, attribute: str) -> str:
+    """Which names of `module` are applications, or how to use a function that makes one."""
+    found = getattr(module, attribute, None)
+    names = [name for name, value in vars(module).items() if hasattr(value, "load_rooms")]
+    names = [name for name in names if not isinstance(getattr(module, name), type)]
+    if names:
+        return f": did you mean {' or '.join(f'{module.__name__}:{name}' for name in names[:3])}?"
+    if callable(found):
+        return f": {attribute} is a function: assign its result to a name of the module"
+    return ": create it there with `app = Headrace()`" if found is None else ""
 
 
 def _hiding(module_name: str) -> str:

@@ -187,7 +187,7 @@ def file_refused(error: PermissionError) -> FileRefused:
 def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:
     """Store `--json`, `--config FILE` and `--data FOLDER` in `line`; return the other words.
 
-    Raises: OptionWithoutValue.
+    Raises: OptionWithoutValue, WrongUsage.
     """
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
@@ -195,7 +195,9 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
     heads = iter(words[:end])
     for word in heads:
         name, equals, value = word.partition("=")
-        if name == "--json" and not equals:
+        if name == "--json":
+            if equals:
+                raise WrongUsage(f"{word}: --json takes no value: write --json")
             line.is_json = True
         elif name in ("--config", "--data"):
             given = value if equals else next(heads, "")

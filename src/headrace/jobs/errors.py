@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headrace.kernel.errors import (
@@ -23,9 +23,11 @@ class QueueUnknown(NotFound):
 
     code = "jobs.queue_unknown"
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, known: Iterable[str] = ()) -> None:
+        """`known` are the names of other queues, one of which may be meant."""
         super().__init__(
-            f"queue {queue[:160]!r} is not known: declare it with @app.task({queue[:40]!r}) and"
+            f"queue {queue[:160]!r} is not known{did_you_mean(queue, known)}: declare it with"
+            f" @app.task({queue[:40]!r}) and"
             " start that app once, create one without code with `headrace queues set NAME --create`"
             " (PUT /v1/queues/NAME?create=true), or list the names with `headrace queues ls`"
         )

@@ -171,7 +171,11 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
     def parse(text: str) -> str:
         parts = urlsplit(text.strip())
         if parts.scheme not in schemes:
-            raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
+            path = (
+                f", such as file://{text.strip()}" if "file" in schemes and text[:1] == "/" else ""
+            )
+            starts = " or ".join(f"{s}://" for s in schemes)
+            raise ValueError(f"a URL starting with {starts}{path}")
         if "," not in parts.netloc:  # PostgreSQL accepts several hosts, each with its port
             try:
                 _ = parts.port
@@ -309,7 +313,7 @@ def load_config(
         try:
             values[row.section][row.field] = parse(text)
         except ValueError as error:
-            shown = "a hidden value" if row.secret else repr(text)
+            shown = _hidden(text) if row.secret else repr(text)
             name = (
                 source
                 if source.startswith(("--", ENV_PREFIX))
@@ -320,6 +324,12 @@ def load_config(
     return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
 
 
+def _hidden(text: str) -> str:
+    """A secret value in an error: the scheme of a URL, or nothing of it."""
+    scheme = re.match(r"[a-z][a-z0-9+]{0,20}://", text.strip())
+    return f"a URL starting with {scheme[0]}" if scheme else "a hidden value"
+
+
 def _read_file(
     file: Path | None, rows: list[SettingRow], problems: list[FieldProblem]
 ) -> dict[str, str]:
@@ -328,7 +338,8 @@ def _read_file(
     try:
         parsed = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {error}"))
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {why}"))
         return {}
     found: dict[str, str] = {}
     known = {f"{row.section}.{row.name}" for row in rows}

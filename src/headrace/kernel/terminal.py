@@ -109,7 +109,9 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidInput(f"cannot write {file}: {error.strerror or error}") from error
+        raise InvalidInput(
+            f"cannot write {file}: {error.strerror or error}: choose another path"
+        ) from error
 
 
 class Cell(str):

@@ -83,6 +83,8 @@ def _reading_options(command: Any) -> Any:
 def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
     """Apply FILE, gzip or not, as CUSTOMER's complete catalogue. A worker fetches a URL."""
     no_wait, wait_s = options.pop("no_wait"), options.pop("wait_s")
+    if not file.startswith(_URLS):
+        _require_file(file)
 
     async def run(fetch: Fetch) -> Run:
         found = await _run(fetch, file, **options)
@@ -106,7 +108,10 @@ async def _run(
 def _require_file(name: str) -> Path:
     path = Path(name)
     if not path.exists() or path.is_dir():
-        raise InvalidSource(f"{name[:200]!r} is not a file or URL: give the path of the catalogue")
+        raise InvalidSource(
+            f"{name[:200]!r} is not a file or an http:// or https:// URL: give the path of the"
+            " catalogue"
+        )
     return path
 
 

@@ -19,7 +19,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_duration_s, parse_moment
 from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import (
     CommandGroup,
@@ -33,7 +33,7 @@ from headrace.kernel.terminal import (
     table,
 )
 
-MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z"])
+MOMENT: Final = Parsed(parse_moment, InvalidJob, name="moment")
 PAYLOAD: Final = Parsed(parse_json, InvalidJob)
 
 

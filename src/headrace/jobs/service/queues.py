@@ -105,7 +105,7 @@ class Queues:
             known = await self._declared_once(names)
             for name in names:
                 if name not in known:
-                    raise QueueUnknown(str(name))
+                    raise QueueUnknown(str(name), known)
         rows = self._rows
         if any(rows[name].needs_lane for name in set(names)):
             refuse(
@@ -134,7 +134,8 @@ class Queues:
             await self.declare()
             found = await self._find(name)
         if found is None:
-            raise QueueUnknown(name)
+            known = await store.queues.find_queues(self._postgres)
+            raise QueueUnknown(name, [row.name for row in known])
         return found
 
     async def set(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
