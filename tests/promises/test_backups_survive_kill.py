@@ -62,7 +62,7 @@ def test_acknowledged_jobs_survive_the_loss_of_the_disk_and_kills_of_each_step(b
     first = site.add("first")
     crash = {"HEADRACE_CRASH_AT": "backup_piece"}
     site.refused("backup", exit_code=-9, **crash)
-    assert len(site.run("backup", "ls")["backups"]) == 1, "the killed one does not count"
+    assert len(site.run("backup", "ls")["items"]) == 1, "the killed one does not count"
     taken = site.run("backup")
     last = site.add("last")
     wait_until(site.is_archived, what="the log is archived")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import click
+import msgspec
 
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.doctor_engines import Finding
@@ -56,7 +57,7 @@ from headrace.kernel import metrics
 from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import InvalidInput, Unavailable
 from headrace.kernel.logs import configure_logs, logger
-from headrace.kernel.terminal import Parsed, pluralize, table
+from headrace.kernel.terminal import Lines, Parsed, pluralize, table
 
 LAST_LOG_S: Final = 10.0
 """Longest wait for the last write to the archive when `headrace up` stops."""
@@ -219,6 +220,7 @@ def backup(context: click.Context) -> None:
                 postgres_bin=postgres_bin_of(app),
             )
 
+    line.progress("taking a base backup")
     base = line.run_app(work, checked=False)
     text = (
         f"base backup {base.id}: {_mib(base.stored_bytes)} stored of {_mib(base.size_bytes)}\n"
@@ -248,7 +250,9 @@ def list_backups(line: CommandLine) -> None:
     if state.holder is not None:
         lines.append(f"written by {state.holder.folder} on {state.holder.host}")
     lines += [one.fault for one in state.backups if one.fault]
-    line.show(state, "\n".join(lines))
+    document = msgspec.to_builtins(state, enc_hook=str)
+    document["items"] = document.pop("backups")
+    line.show(document, Lines(*lines))
 
 
 @backup.command("verify")
@@ -263,6 +267,7 @@ def verify_backup(line: CommandLine) -> None:
     async def work(app: App, archive: Archive) -> Verified:
         return await verify(archive, app.data_folder, postgres_bin=postgres_bin_of(app))
 
+    line.progress("rehearsing a restore")
     found = _run_on_archive(line, work)
     text = (
         f"base backup {found.base} and its log are restorable: {pluralize(found.rows, 'row')} in"
@@ -288,6 +293,7 @@ def restore_backup(line: CommandLine, *, to: datetime | None) -> None:
     async def work(app: App, archive: Archive) -> Restored:
         return await restore(archive, app.data_folder, to=to, postgres_bin=postgres_bin_of(app))
 
+    line.progress("restoring")
     found = _run_on_archive(line, work)
     text = (
         f"restored {found.folder} from base backup {found.base}, last commit"
