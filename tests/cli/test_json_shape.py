@@ -12,8 +12,9 @@ import click
 import pytest
 
 from headrace.__main__ import main
+from headrace.cli.app_context import CommandLine
 from headrace.cli.examples import EXAMPLES
-from headrace.cli.main import build_group
+from headrace.cli.main import build_group, take_global_options
 
 NOT_RUN = {
     **dict.fromkeys(("agent", "api", "flusher", "media serve", "scheduler", "up", "work"), "role"),
@@ -26,6 +27,8 @@ ARGUMENTS = {
     "fetch catalogue run": "items.csv --customer shop --no-wait",
     "media disks simulate": "--tracks 1600 --plays 1000",
     "queues set": "mail --importance 9 --create",
+    "fetch catalogue confirm": "1 --no-wait",
+    "fetch run undo": "1 --no-wait",
     "jobs take": "mail -n 5",
 }
 """Instead of those of the example."""
@@ -105,6 +108,7 @@ def test_every_command_has_an_example_that_its_options_accept():
             command = command.commands[name]
         words = shlex.split(re.sub(r" ?> \S+$", "", arguments))
         words = [re.sub(r"^(\w+\.(mp3|csv|json|toml))$", __file__, word) for word in words]
+        words = take_global_options(words, CommandLine(lambda _: None, ()))
         command.make_context(path, words)
         assert f"Example: headrace {path}" in command.epilog
 

@@ -76,11 +76,14 @@ class Root(click.Group):
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         )
         self._load = load
+        self._loaded = set[str]()
         click.version_option(headrace.__version__, message="headrace %(version)s")(self)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command on first use."""
-        if cmd_name not in self.commands:
+        # The group `media` of the roles is not all of `media`.
+        if cmd_name not in self._loaded:
+            self._loaded.add(cmd_name)
             for command in self._load(cmd_name):
                 add_command(self, command)
         return super().get_command(ctx, cmd_name)
