@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 
 from headrace.cli import screen
 from headrace.cli.app_context import CommandLine
+from headrace.cli.main import NAMES
 from headrace.kernel.errors import NotFound
 from headrace.kernel.terminal import (
     Lines,
@@ -125,3 +128,23 @@ def test_progress_is_a_bar_on_a_terminal_and_sparse_lines_elsewhere(monkeypatch)
         assert expected in written()
         last = ANSI.sub("", written()).splitlines()[-1].strip()
         assert last == "headrace: job 7 does not exist: list jobs [not_found]"
+
+
+def test_help_fits_a_screen_and_imports_neither_rich_nor_a_room():
+    code = (
+        "import sys; from headrace.__main__ import main; main(['--help']);"
+        " names = ('rich.console', 'headrace.jobs.cli', 'headrace.fetch.cli');"
+        " sys.exit(str([name for name in names if name in sys.modules]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stderr.strip() == "[]"
+    lines = ran.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    named = re.findall(
+        r"[a-z]+", " ".join(line.split("   ")[0] for line in lines if line[:1] == " ")
+    )
+    names = {name for names in NAMES.values() for name in names}
+    assert names - set(named) == {"zygote"}

@@ -30,13 +30,16 @@ SECTIONS: Final = {
         ("media", "Objects served by range; nodes and disks."),
     ),
     "Operate": (
-        ("migrate, blobs", "Upgrade the database; accept an object store folder."),
+        ("migrate, blobs", "Upgrade the database; accept a folder of objects."),
         ("tokens, console, audit", "API tokens; login link; actions of the console."),
         ("backup, restore", "Back up and restore the embedded PostgreSQL."),
         ("standby, promote", "Follow a primary on a second machine; take over."),
         ("completion", "Complete commands in bash, zsh or fish."),
     ),
-    "Single roles": (("api, agent, work, scheduler, flusher", "`up` starts all of them."),),
+    "Single roles": (
+        ("api, agent, scheduler", "`up` starts all of them."),
+        ("flusher, work", "The flusher of views; jobs in one process."),
+    ),
 }
 """The first page of help: names of commands, and what they do."""
 OPTIONS: Final = ("--json", "--config", "--data", "--help", "--version")
