@@ -111,7 +111,7 @@ def _renderers(file: str | None) -> list[Any]:
     as_text = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(),
         pad_event_to=0,
-        # Its default, if rich is installed, prints the values of local variables.
+        # Exceptions are text already; its default warns about that if rich is installed.
         exception_formatter=structlog.dev.plain_traceback,
     )
     return [_ToFile(file, as_json), as_text, lambda _logger, _method, text: f"{text}".encode()]
