@@ -21,7 +21,6 @@ NOT_RUN = {
     **dict.fromkeys(("demo", "standby"), "runs until it is stopped"),
     **dict.fromkeys(("fetch photo", "fetch webhook test", "fetch why"), "sends requests"),
     "completion show": "prints a script",
-    "config schema": "prints a JSON Schema",
 }
 ARGUMENTS = {
     "fetch catalogue run": "items.csv --customer shop --no-wait",

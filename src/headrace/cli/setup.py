@@ -212,7 +212,8 @@ def show_config(line: CommandLine, application: str | None) -> None:
 def show_schema(line: CommandLine) -> None:
     """Print the JSON Schema of `headrace.toml`, for editors and for checks of changes."""
     sections = {name: type(section) for name, section in line.app().config.sections.items()}
-    print(json.dumps(config_schema(sections), indent=2))
+    schema = config_schema(sections)
+    line.show(schema, json.dumps(schema, indent=2))
 
 
 @click.command("doctor", short_help="Check engines, settings, clock, disk and limits.")

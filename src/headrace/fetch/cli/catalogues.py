@@ -280,7 +280,7 @@ def list_errors(
     """
     if csv_file is not None:
         count = terminal.run(Fetch, lambda fetch: _write_csv(fetch, run_id, lang, file=csv_file))
-        terminal.show({"file": str(csv_file), "bytes": count}, f"{csv_file}: {count:,} bytes")
+        terminal.show({"file": str(csv_file), "size_bytes": count}, f"{csv_file}: {count:,} bytes")
     if html_file is not None:
         page = terminal.run(Fetch, lambda fetch: fetch.reports.page(run_id, lang=lang))
         with writing(html_file):

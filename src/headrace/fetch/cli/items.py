@@ -163,7 +163,7 @@ def show_study(terminal: Terminal, *, weeks: int, csv_file: Path | None) -> None
         return
     with writing(csv_file):
         size = csv_file.write_text(csv_of_study(found.attempts), encoding="utf-8", newline="")
-    terminal.show({"file": str(csv_file), "bytes": size}, f"{csv_file}: {size:,} bytes")
+    terminal.show({"file": str(csv_file), "size_bytes": size}, f"{csv_file}: {size:,} bytes")
 
 
 @click.command("photo", short_help="Download one photo now.")
