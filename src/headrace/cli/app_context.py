@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import click
 import msgspec
 import uvloop
 
@@ -262,6 +264,15 @@ class CommandLine:
         A list is an object with `items`, so that fields can be added to it.
         """
         self._progress.close()
+        try:
+            self._print(value, text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # click would exit with 1.
+            discard_output()
+            raise click.exceptions.Exit(0) from None
+
+    def _print(self, value: Any, text: str) -> None:
         if not self.is_json:
             if is_screen(sys.stdout):
                 draw(text)
@@ -295,6 +306,14 @@ class CommandLine:
     def close(self) -> None:
         """Remove the progress."""
         self._progress.close()
+
+
+def discard_output() -> None:
+    """Drop the rest of standard output, whose reader, such as `head`, has enough.
+
+    Python would report the closed pipe again at its exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def error_document(error: HeadraceError) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from headrace.cli.app_context import App, CommandLine
+from headrace.cli.app_context import App, CommandLine, discard_output
 from headrace.cli.examples import EXAMPLES, add_examples
 from headrace.cli.root import Root, suggestion, unknown_command
 from headrace.kernel.errors import ExtraMissing, Forbidden, HeadraceError, InvalidInput, installing
@@ -124,8 +124,7 @@ def run(
         sys.stdout.flush()
         return ended if isinstance(ended, int) else 0
     except BrokenPipeError:
-        # The reader, such as `head`, has enough. Python would report it again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
     except (click.Abort, KeyboardInterrupt):
         return line.show_error(Interrupted("interrupted"))
