@@ -25,9 +25,10 @@ class QueueUnknown(NotFound):
 
     def __init__(self, queue: str, known: Iterable[str] = ()) -> None:
         """`known` are the names of other queues, one of which may be meant."""
+        meant = did_you_mean(queue, known)
         super().__init__(
-            f"queue {queue[:160]!r} is not known{did_you_mean(queue, known)}: declare it with"
-            f" @app.task({queue[:40]!r}) and"
+            f"queue {queue[:160]!r} is not known{f'{meant} Otherwise' if meant else ':'} declare it"
+            f" with @app.task({queue[:40]!r}) and"
             " start that app once, create one without code with `headrace queues set NAME --create`"
             " (PUT /v1/queues/NAME?create=true), or list the names with `headrace queues ls`"
         )

@@ -15,6 +15,7 @@ from headrace.fetch.cli.text import (
     describe_run,
     describe_source,
     progress_line,
+    progress_share,
     runs_table,
     sources_table,
 )
@@ -326,8 +327,7 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
             moved_s, last = time.monotonic(), run
         is_quiet = time.monotonic() - moved_s > QUIET_S
         hint = "  (no progress: is `headrace up` running?)" if is_quiet else ""
-        decided = run.photos - run.photos_pending
-        terminal.progress(progress_line(run) + hint, decided, run.photos or None)
+        terminal.progress(progress_line(run) + hint, *progress_share(run))
         await asyncio.sleep(WATCH_EVERY_S)
         run = await fetch.runs.get(run.run)
     return run

@@ -40,8 +40,17 @@ def progress_line(run: Run) -> str:
         return f"run {run.run}: the file is being fetched" + (
             f" ({run.reason})" if run.reason else ""
         )
-    line = f"run {run.run}: photos {decided}/{run.photos}, {waiting}; {outcomes}"
-    return line + _pace(run)
+    line = f"run {run.run}: photos {decided}/{run.photos}, {waiting}"
+    return f"{line}; {outcomes}{_pace(run)}" if outcomes else line + _pace(run)
+
+
+def progress_share(run: Run) -> tuple[int, int | None]:
+    """How many photos of how many are decided; items if there are none; no total before that."""
+    if run.state in (RunState.READING, RunState.BRINGING):
+        return 0, None
+    if run.photos:
+        return run.photos - run.photos_pending, run.photos
+    return run.rows - run.items_pending, run.rows or None
 
 
 def _pace(run: Run) -> str:
