@@ -3,20 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
+DEMO_SET_UP := $(VENV)/.set-up-demo
 SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
   tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_bisect.py \
   tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_dns.py tests/views/test_views_counting.py \
   tests/feed/test_feed_pages.py tests/media/test_node_processes.py tests/media/test_media_serving.py
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots clean
+.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary)
-	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS))
+demo: $(DEMO_SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary; PORT=9000: first of three ports)
+	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS)) $(addprefix --port ,$(PORT))
 
 test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest
@@ -54,26 +56,31 @@ docs: $(SET_UP) ## Build the documentation as a site into build/site
 screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by its own tests
 	SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py
 
+gallery: $(SET_UP) ## Take every screen of the console in every state, to judge its look (GALLERY=folder)
+	GALLERY=$(or $(GALLERY),$(CURDIR)/gallery) $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py -k every_screen_is
+
 reference: $(SET_UP) ## Write docs/reference from the code
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.dashboard
 	$(BIN)/python -m tools.diagrams
 
-lock: ## Resolve requirements.lock again (hashes, no index in it)
+lock: ## Resolve both lock files again (hashes, no index in them)
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
-	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header --no-annotate --all-extras --upgrade pyproject.toml -o requirements.lock
+	.venv-lock/bin/uv $(COMPILE) --all-extras --upgrade pyproject.toml -o requirements.lock
+	.venv-lock/bin/uv $(COMPILE) --extra demo --group build -c requirements.lock pyproject.toml -o requirements-demo.lock
 
 clean: ## Remove the environment, the caches and the demo's data folder
 	rm -rf .venv .venv-lock .venv-bench .venv-short .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
 
+# The demo needs a quarter of what tests, documentation and linters need.
+$(DEMO_SET_UP): requirements-demo.lock pyproject.toml
+	@$(PYTHON) tools/set_up.py $(VENV) requirements-demo.lock
+	@touch $(DEMO_SET_UP)
+
 $(SET_UP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
-	touch $(SET_UP)
+	@$(PYTHON) tools/set_up.py $(VENV) requirements.lock
+	@touch $(DEMO_SET_UP) $(SET_UP)
 
 $(PEERS_SET_UP): bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench

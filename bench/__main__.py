@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from bench import costs, feed, fetch, jobs, media, views
+from bench import backup_loss, costs, feed, fetch, jobs, media, views
 from bench.figures import Figure, figure
 from bench.harness import QUICK_S, Run, bench_run, bounded
 from bench.machine import (
@@ -44,6 +44,7 @@ ROOMS = {
     "feed": feed.QUESTIONS,
     "media": media.QUESTIONS,
     "costs": costs.QUESTIONS,
+    "backup": backup_loss.QUESTIONS,
 }
 PEER_PACKAGES = {
     "jobs": [
@@ -60,6 +61,7 @@ PEER_PACKAGES = {
     "feed": feed.PACKAGES,
     "media": media.PACKAGES,
     "costs": [],
+    "backup": [],
 }
 SETTINGS = {
     "jobs": {system.name: system.settings for system in (OURS, *PEERS)},
@@ -68,6 +70,7 @@ SETTINGS = {
     "feed": feed.SETTINGS,
     "media": media.SETTINGS,
     "costs": costs.SETTINGS,
+    "backup": backup_loss.SETTINGS,
 }
 
 

@@ -1,4 +1,4 @@
-"""Measure what a lost disk loses, and how long a site is away: `python -m bench.backup_loss`.
+"""What does a lost disk lose, and how long is the site away?
 
 Jobs are enqueued over HTTP without pause. Everything is killed (SIGKILL) and the data folder
 deleted. Then the site is restored from the archive, or a standby is promoted. Acknowledged jobs
@@ -7,21 +7,41 @@ that are missing afterwards are counted, with their age at the kill. The default
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
 import shutil
-import statistics
-import tempfile
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import httpx
 from tests.kit.processes import HeadraceProcess, wait_until
 from tests.kit.site import Site
 
-CALLERS = 4
-PRESENT_MAX = 200
+from bench.children import BenchFault
+from bench.figures import Figure, Goal, figure
+from bench.harness import Measure, Run
+from bench.machine import sync_us
+
+CALLERS: Final = 4
+LOAD_S: Final = 15
+QUICK_LOAD_S: Final = 8
+ACKNOWLEDGED: Final = "acknowledged jobs"
+LOST: Final = "acknowledged jobs that are lost"
+OLDEST: Final = "age of the oldest lost job"
+AWAY: Final = "until the site answers again"
+RESTORE: Final = "`headrace restore` alone"
+METRICS: Final = {
+    ACKNOWLEDGED: ("jobs", None),
+    LOST: ("jobs", None),
+    OLDEST: ("s", Goal(at_most=10.0)),
+    AWAY: ("s", None),
+    RESTORE: ("s", None),
+}
+"""Units and goals: at most two pauses of `backup.every` are lost, one of them for the write."""
+PRESENT_MAX: Final = 200
 """Present jobs, newest first, after which no older one is looked up."""
 
 
@@ -56,7 +76,7 @@ def missing(site: Site, load: Load, killed_s: float) -> dict[str, float]:
     """Acknowledged jobs that do not exist, and their ages at the kill."""
     ids = sorted(load.acknowledged, key=load.acknowledged.__getitem__, reverse=True)
     if not ids:
-        raise SystemExit("no job was acknowledged, so nothing was measured")
+        raise BenchFault("no job was acknowledged, so nothing was measured")
     lost: list[float] = []
     present = 0
     for job in ids:
@@ -67,13 +87,13 @@ def missing(site: Site, load: Load, killed_s: float) -> dict[str, float]:
         if present == PRESENT_MAX:
             break  # commits are archived in order, so older ones exist
     return {
-        "acknowledged": len(ids),
-        "lost": len(lost),
-        "oldest_lost_s": round(max(lost, default=0.0), 1),
+        ACKNOWLEDGED: len(ids),
+        LOST: len(lost),
+        OLDEST: max(lost, default=0.0),
     }
 
 
-def measure(folder: Path, load_s: float, *, with_standby: bool) -> dict[str, float]:
+def lose_disk(folder: Path, load_s: float, *, with_standby: bool) -> dict[str, float]:
     """One loss of the disk under load."""
     site = Site(folder, HEADRACE_BACKUP_URL=(folder / "archive").as_uri())
     site.up()
@@ -94,6 +114,7 @@ def measure(folder: Path, load_s: float, *, with_standby: bool) -> dict[str, flo
         load.join()
         shutil.rmtree(folder / "headrace-data")
         began_s = time.monotonic()
+        restored_s = 0.0
         if standby is not None:
             site.run("promote", "--data", "second")
             out = standby.wait_out('"api":')
@@ -103,29 +124,44 @@ def measure(folder: Path, load_s: float, *, with_standby: bool) -> dict[str, flo
             restored_s = time.monotonic() - began_s
             site.run("promote")
             site.up()
-        away_s = time.monotonic() - began_s
-        found = missing(site, load, killed_s) | {"back_after_s": round(away_s, 1)}
-        return found if with_standby else found | {"restore_s": round(restored_s, 1)}
+        found = {AWAY: time.monotonic() - began_s, **missing(site, load, killed_s)}
+        return found if with_standby else found | {RESTORE: restored_s}
     finally:
         if standby is not None:
             standby.end()
         site.end()
 
 
-def main() -> None:
-    """Print each run and the medians as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--load-s", type=float, default=15.0)
-    parser.add_argument("--standby", action="store_true", help="Promote a standby, do not restore.")
-    given = parser.parse_args()
-    runs = []
-    for _ in range(given.runs):
-        with tempfile.TemporaryDirectory(prefix="hr-loss-") as folder:
-            runs.append(measure(Path(folder), given.load_s, with_standby=given.standby))
-            print(json.dumps(runs[-1]), flush=True)
-    print(json.dumps({key: statistics.median(run[key] for run in runs) for key in runs[0]}))
+async def measure_loss(run: Run) -> list[Figure]:
+    """Lose the disk of a site, with a restore and with a standby, in turns."""
+    load_s = run.sized(LOAD_S, QUICK_LOAD_S)
+
+    def cell(name: str, *, with_standby: bool) -> Callable[[], Awaitable[dict[str, float]]]:
+        async def measure() -> dict[str, float]:
+            run.cells_done += 1
+            folder = run.folder / f"{name}{run.cells_done}"
+            folder.mkdir()
+            run.syncs_us.append(sync_us(folder))
+            try:
+                return await asyncio.to_thread(lose_disk, folder, load_s, with_standby=with_standby)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        return measure
+
+    cells = {
+        "restore": cell("restore", with_standby=False),
+        "standby": cell("standby", with_standby=True),
+    }
+    found = await run.alternate(cells)
+    size = f"{CALLERS} callers that enqueue for {load_s} s"
+    return [
+        figure(f"{name}: {metric}", unit, size, ours=found[metric][name], goal=goal)
+        for name in cells
+        for metric, (unit, goal) in METRICS.items()
+        if name in found.get(metric, {})
+    ]
 
 
-if __name__ == "__main__":
-    main()
+QUESTIONS: Final[dict[str, Measure]] = {"backup_loss": measure_loss}
+SETTINGS: Final = {"headrace": "default settings; the archive is a folder on the same disk"}

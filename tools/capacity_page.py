@@ -10,6 +10,8 @@ from typing import Final
 from headrace.cli.capacity import (
     CARD,
     CONSTANTS,
+    DISK,
+    SYNCS,
     Demand,
     Load,
     constants,
@@ -54,9 +56,12 @@ Written by `make reference` from the record of benchmarks; do not edit.
 `headrace size` computes what a load needs, from the cost of each operation and its rate:
 
 ```sh
-headrace size --jobs 350M/d --peak 1.6 --jobs-per-call 10 --job-ms 400 --job-cpu-ms 20
+headrace size --jobs 350M/day --peak 1.6 --jobs-per-call 10 --job-ms 400 --job-cpu-ms 20
 headrace size --hits 9k/min --totals 100k --media 100G --connections 500k --from-disk 0.3 --cores 32
 ```
+
+A rate without a unit is per second, and `/min`, `/h` and `/day` are other units. The first lines of
+the output show how each rate was read.
 
 A plan is an estimate. The costs are of one machine; your handlers, payloads, caches and disks
 change them. Measure with your own load before you buy machines, and keep half of the CPU unused at
@@ -86,10 +91,22 @@ def capacity_page() -> str:
         lines.append(f"| {operation} | {' | '.join(cells)} |")
     lines += ["", NOTES, *_constants()]
     machine = f"{CORES} cores, {SHARE:.0%} of them used at the peak"
-    lines += [f"## The systems of origin\nMachines with {machine}.\n"]
+    lines += [f"## The systems of origin\nMachines with {machine}.\n", _full(), ""]
     for title, load in SYSTEMS.items():
         lines += [f"### {title[0].upper()}{title[1:]}\n", *_table(load), ""]
     return "\n".join([*lines, *_simulated_day()])
+
+
+def _full() -> str:
+    """What the words `server full` count."""
+    return (
+        "A server is full when the load at its peak needs all of one resource of one PostgreSQL"
+        f" or one Valkey: all {CORES} cores for CPU of PostgreSQL, one core for CPU of Valkey,"
+        f" {DISK.value / 1e6:,.0f} MB/s of synced writes for the write-ahead log,"
+        f" {SYNCS.value:,.0f} syncs/s, and {CARD.value / 1e9:,.0f} Gbit/s for a network. Only this"
+        " page's operations are counted: no handlers, standbys, vacuum or reads from disks. The"
+        " numbers of machines use a part of the CPU alone (`--share`, 0.5), so they grow earlier."
+    )
 
 
 def _constants() -> list[str]:

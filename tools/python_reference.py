@@ -77,6 +77,7 @@ def sections_of(app: Headrace) -> dict[str, list[Section]]:
             Section("app.sync", Bridge, "forget seen is_here"),
             at("app.tokens", "find_caller keep_root state_of"),
             at("app.audit", "begin end"),
+            at("app.history"),
             at("app.blobs", shown="put get info list delete"),
         ],
         "jobs": [

@@ -90,7 +90,7 @@ def commands_page() -> str:
         "`--json`, `--config FILE` and `--data FOLDER` are accepted anywhere on the line. Exit"
         " codes: 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in"
         " conflict with the present state, 6 over a limit, 7 something needed is down, 8 stored"
-        " data is corrupt, 130 interrupted.\n"
+        " data is corrupt, 130 interrupted. [In scripts](../scripting.md) describes the output.\n"
     )
     for path, command in leaves(build_group(), "headrace"):
         names = ["-h", "--help"]

@@ -169,11 +169,17 @@ export declare class Headrace {
   /** Show hosts with their slots, the plan, the newest decisions and open alerts. */
   getFleet(options?: RequestOptions): Promise<FleetState>;
 
+  /** Show counts of the busiest queues in up to 800 steps; the queue '' is all others. */
+  getFleetHistory(parameters: { from: string; to: string; step_s?: number; queues?: number }, options?: RequestOptions): Promise<Array<QueueStep>>;
+
   /** Show counts of each queue in the last five minutes, and of all per minute of an hour. */
   getFleetLoad(options?: RequestOptions): Promise<FleetLoad>;
 
   /** Report that the process is alive, without checking any engine. */
   getHealth(options?: RequestOptions): Promise<Health>;
+
+  /** Show series, separated by commas, in the last hour or up to 30 days. `by` is `key`, `host` or `center`: a line per label value (percentiles for times), host or data center. Steps are 60 s up to 2 hours, 120 s up to 8 hours, 600 s up to 48 hours, then an hour. */
+  getHistory(parameters: { series: string; from?: string | null; to?: string | null; by?: string }, options?: RequestOptions): Promise<HistoryAnswer>;
 
   /** Return the name, version and links of the API. */
   getIndex(options?: RequestOptions): Promise<Index>;
@@ -188,7 +194,7 @@ export declare class Headrace {
   getLimiter(parameters: { limiter: string | number }, options?: RequestOptions): Promise<Limiter>;
 
   /** Marks of an item that overlap a span, oldest first; by default the last 30 days. */
-  getMarks(parameters: { id: string | number; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<Mark>>;
+  getMarks(parameters: { id: string | number; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<views_model_Mark>>;
 
   /** One node of the cluster. */
   getMediaNode(parameters: { node: string | number }, options?: RequestOptions): Promise<NodeInfo>;
@@ -275,7 +281,7 @@ export declare class Headrace {
   listFetchCustomers(options?: RequestOptions): Promise<CustomersAnswer>;
 
   /** Pairs of photos that look alike: `distance` of their hashes' 64 bits differ, at most 7. `across`: only pairs of two customers (true) or of one (false). `reviewed`: the pairs that a moderator has marked, instead of the others. */
-  listFetchDuplicates(parameters?: { customer?: string | null; across?: boolean | null; reviewed?: boolean; before?: number | null; limit?: number }, options?: RequestOptions): Promise<DuplicatesAnswer>;
+  listFetchDuplicates(parameters?: { customer?: string | null; across?: boolean | null; reviewed?: boolean; cursor?: number | null; limit?: number }, options?: RequestOptions): Promise<DuplicatesAnswer>;
 
   /** Speed, timeout class, requests and outcomes per host and customer. */
   listFetchHosts(parameters?: { customer?: string | null; after_host?: string; after_customer?: string; limit?: number }, options?: RequestOptions): Promise<HostsAnswer>;
@@ -313,11 +319,14 @@ export declare class Headrace {
   /** Items that a `before_publish` handler holds back, with the reasons. */
   listHeldFetchItems(parameters?: { customer?: string | null; after_customer?: string; after_item?: string; limit?: number }, options?: RequestOptions): Promise<HeldAnswer>;
 
+  /** List starts of roles, changes of their versions and outages of engines, oldest first. */
+  listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_history_Mark>>;
+
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
   listHottestMedia(parameters?: { limit?: number }, options?: RequestOptions): Promise<Array<HotObject>>;
 
-  /** List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs. Continue with `next_cursor` even after a short page: expensive searches are cut off. */
-  listJobs(parameters?: { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; cursor?: string | null; limit?: number }, options?: RequestOptions): Promise<JobsListed>;
+  /** List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs. `from` and `to` bound the time of the end; of unfinished jobs, when they are due. Continue with `next_cursor` even after a short page: expensive searches are cut off. */
+  listJobs(parameters?: { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; from?: string | null; to?: string | null; cursor?: string | null; limit?: number }, options?: RequestOptions): Promise<JobsListed>;
 
   /** List lanes by name; the next page is `after` the last name. */
   listLanes(parameters: { limiter: string | number; after?: string; limit?: number }, options?: RequestOptions): Promise<Array<Lane>>;
@@ -330,6 +339,9 @@ export declare class Headrace {
 
   /** All nodes, each probed now, with the weight that an entry gives it; 0: no new clients. */
   listMediaEntry(options?: RequestOptions): Promise<Array<EntryNode>>;
+
+  /** The subfolders and objects directly in the folder `prefix`, by name, at most `limit`. The next page is behind the name `next_after`. */
+  listMediaFolder(parameters?: { prefix?: string; after?: string; limit?: number }, options?: RequestOptions): Promise<MediaFolder>;
 
   /** All nodes of the cluster by name, with address, data center, weight, state and share. */
   listMediaNodes(options?: RequestOptions): Promise<Array<NodeInfo>>;
@@ -344,7 +356,7 @@ export declare class Headrace {
   listMutes(parameters: { viewer: string | number; limit?: number; cursor?: string | null }, options?: RequestOptions): Promise<People>;
 
   /** The newest results, for people; pollers need the order of commits of `/v1/fetch/results`. */
-  listNewestFetchResults(parameters?: { before?: number | null; limit?: number; customer?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
+  listNewestFetchResults(parameters?: { cursor?: number | null; limit?: number; customer?: string | null; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<NewestResultsAnswer>;
 
   /** List every error code of this server. */
   listProblems(options?: RequestOptions): Promise<Array<ErrorKind>>;
@@ -359,7 +371,7 @@ export declare class Headrace {
   listQueues(options?: RequestOptions): Promise<Array<QueueStatus>>;
 
   /** Mark a span of an item's time; by default it begins now and has no end. Safe to repeat. */
-  markItem(parameters: { id: string | number; body: NewMark }, options?: RequestOptions): Promise<Mark>;
+  markItem(parameters: { id: string | number; body: NewMark }, options?: RequestOptions): Promise<views_model_Mark>;
 
   /** The viewer does not see the author's posts; the author is not notified. */
   mute(parameters: { viewer: string | number; author: string | number }, options?: RequestOptions): Promise<Changed>;
@@ -577,6 +589,8 @@ export type AuditLine = { id: number; at: string; actor: string; address: string
 
 export type BringAnswer = { customer: string; job: number };
 
+export type Buckets = { bounds_s: Array<number>; counts: Array<Array<number> | null> };
+
 export type BulkRequest = { action: string; filter: JobFilter; dry_run?: boolean; cursor?: string | null };
 
 export type BulkResponse = { action: string; dry_run: boolean; matched: number; changed: number; skipped: number; more: boolean; next_cursor: string | null };
@@ -621,7 +635,7 @@ export type Disk = { id: string; path: string; size_bytes: number; frames: numbe
 
 export type DiskToAdd = { path: string; size_bytes: number };
 
-export type DuplicatesAnswer = { duplicates: Array<NearDuplicate>; next_before: number | null };
+export type DuplicatesAnswer = { duplicates: Array<NearDuplicate>; next_cursor: string | null };
 
 export type EntryNode = { name: string; address: string; dc: string; state: string; is_alive: boolean; weight: number };
 
@@ -664,6 +678,10 @@ export type HeldAnswer = { items: Array<HeldItem> };
 
 export type HeldItem = { customer: string; id: string; version: number; reason: string; held_at: string; fields: Record<string, unknown>; photos: Array<ItemPhoto> };
 
+export type HistoryAnswer = { from_at: string; to_at: string; step_s: number; is_recorded: Array<boolean>; hosts: Array<string>; centers: Array<string>; series: Array<SeriesHistory> };
+
+export type HistoryLine = { label: string; values: Array<number | null> };
+
 export type Host = { host: string; customer: string; starts_in: string; needs: Record<string, number>; mean_s: number | null; requests: number; photos_by_outcome: Record<string, number>; first_seen_at: string; last_seen_at: string; paused_until: string | null; crawl_delay_s: number | null };
 
 export type HostSlot = { queue?: string | null; pid?: number; busy_s?: number };
@@ -682,7 +700,7 @@ export type JobAdded = { id: number };
 
 export type JobEdited = { payload?: unknown; priority?: number | null; at?: string | null; after_s?: number | null };
 
-export type JobFilter = { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; older_than_s?: number | null; ids?: Array<number> | null };
+export type JobFilter = { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; older_than_s?: number | null; from_at?: string | null; to_at?: string | null; ids?: Array<number> | null };
 
 export type JobProgress = { ratio: number; text: string; at: string };
 
@@ -711,9 +729,9 @@ export type Mapping = { id: string | Array<string>; name?: string | Array<string
 
 export type MappingsAnswer = { mappings: Array<NamedMapping> };
 
-export type Mark = { name: string; from_at: string; to_at?: string | null };
-
 export type Marker = { position?: string | null; post?: string | null; at?: string | null; set_at?: string | null };
+
+export type MediaFolder = { prefix: string; folders: Array<string>; objects: Array<MediaObject>; next_after: string | null };
 
 export type MediaObject = { key: string; size_bytes: number; etag: string; modified_at: string; content_type: string; url: string };
 
@@ -731,7 +749,7 @@ export type NewPost = { author: number | string; id: string; at?: string | null;
 
 export type NewSecret = { customer: string; secret: string; old_until: string };
 
-export type NewestResultsAnswer = { results: Array<Result>; next_before: number | null };
+export type NewestResultsAnswer = { results: Array<Result>; next_cursor: string | null };
 
 export type NodeInfo = { name: string; address: string; dc: string; weight: number; state: string; is_alive: boolean; share: number; started_at: string | null };
 
@@ -780,6 +798,8 @@ export type QueueMinute = { done: number; failed: number; cancelled?: number; re
 
 export type QueueStatus = { queue: string; limiter: string; paused: boolean; importance: number; slots_min: number; slots_max: number; retries: number; batch: number; timeout_s: number; tag: string | null; keep_done_s: number | null; keep_result: boolean; needs_lane: boolean; aliases: Array<string>; decisions: Record<string, string | null>; overridden: Record<string, unknown>; ready: number; scheduled: number; leased: number; failed: number; oldest_ready_age_s: number | null; ready_is_capped: boolean; scheduled_is_capped: boolean; failed_is_capped: boolean; slots: number; is_known: boolean };
 
+export type QueueStep = { at: string; queue: string; done: number; failed: number; cancelled: number; retried: number; lost: number; ready: number };
+
 export type ReadUpTo = { position: string };
 
 export type Readiness = { ready: boolean; engines: Record<string, string>; reads?: string; roles?: Record<string, string> };
@@ -820,6 +840,8 @@ export type SellerLinkLife = { days?: number };
 export type SentAnswer = { runs: Array<Run> };
 
 export type SentItem = { customer: string; item: string; photos?: Array<string>; fields?: Record<string, string | number | boolean | null> | null; gone?: boolean };
+
+export type SeriesHistory = { series: string; kind: string; unit: string; lines: Array<HistoryLine>; buckets?: Buckets | null };
 
 export type SeriesPoint = { start_at: string; human?: number; bot?: number; owner?: number; staff?: number; counters?: Record<string, number> };
 
@@ -910,4 +932,8 @@ export type media_http_cluster_Change = { lost?: Array<string>; drained?: Array<
 
 export type media_service_nodes_Verified = { blocks: number; right: number; wrong: number; unread: number };
 
+export type views_model_Mark = { name: string; from_at: string; to_at?: string | null };
+
 export type views_model_Verified = { entities: number; views: number; differences: Array<Difference> };
+
+export type web_history_Mark = { at: string; kind: string; text: string; until_at?: string | null };

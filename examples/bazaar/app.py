@@ -1,9 +1,10 @@
 """The site's code: all that its author writes to get sellers' items with their photos.
 
-    headrace up examples.bazaar.app:app
+    headrace up examples.bazaar.chores:app
 
 Items come to `publish` once all their photos are decided: stored, or refused with a reason. It
-may be called again with the same version (at least once), so it writes by version.
+may be called again with the same version (at least once), so it writes by version. The site's own
+jobs, which this starts, are in `chores.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from pathlib import Path
 import msgspec
 from examples.bazaar.adverts import MODERATED, Advert, Adverts, Photo, field_text
 from examples.bazaar.followers import post_of
+from examples.bazaar.records import Records
 
 from headrace import Headrace
 from headrace.fetch import Item
 
 app = Headrace()
-adverts = Adverts(Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite")))
+_database = Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite"))
+adverts, records = Adverts(_database), Records(_database)
 adverts.create()
+records.create()
 new_photos = app.queue(MODERATED, decisions={"fine": "bazaar.fine", "report": "bazaar.report"})
 """Visitors decide about the photo of a new advert, on the shop's page or in the console."""
 
@@ -42,13 +46,16 @@ async def publish(item: Item) -> None:
     post = post_of(item.customer, item.id)
     if item.action == "unpublish":
         await app.feed.delete(post)
-    else:
-        # A post that is there already stays as it is: an edited item is no news.
-        await app.feed.post(item.customer, post)
-        photo = next((photo.key for photo in item.photos if photo.key), None)
-        if item.action == "publish" and photo is not None:
-            title = field_text(item.fields, "title", "name")
-            await new_photos.enqueue(NewPhoto(photo, title, item.customer, item.id))
+        return
+    # A post that is there already stays as it is: an edited item is no news.
+    await app.feed.post(item.customer, post)
+    version = {"seller": item.customer, "item": item.id, "version": item.version}
+    # Started once a version, however often this handler runs.
+    await app.workflows.start("bazaar-publish", version, unique=f"{post}@{item.version}")
+    photo = next((photo.key for photo in item.photos if photo.key), None)
+    if item.action == "publish" and photo is not None:
+        title = field_text(item.fields, "title", "name")
+        await new_photos.enqueue(NewPhoto(photo, title, item.customer, item.id))
 
 
 @app.task("bazaar.fine")
@@ -73,5 +80,7 @@ def apply(item: Item) -> None:
         for photo in item.photos
     )
     title, price = field_text(item.fields, "title", "name"), field_text(item.fields, "price")
-    advert = Advert(item.customer, item.id, item.version, title, price, photos)
+    category = field_text(item.fields, "category_name", "category")
+    text = field_text(item.fields, "description")
+    advert = Advert(item.customer, item.id, item.version, title, price, photos, category, text)
     adverts.show(advert, action=item.action)

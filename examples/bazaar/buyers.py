@@ -23,7 +23,7 @@ BUYERS: Final = 2
 PIECE_BYTES: Final = 64 * 1024
 _PAUSE_S: Final = 0.6
 _ITEM: Final = re.compile(r'href="(/items/([^"/]+)/[^"]+)"')
-_VIEWS: Final = re.compile(r'class="views">([0-9,]+) view')
+_VIEWS: Final = re.compile(r'class="views">\s*<span[^>]*>([0-9,]+) view')
 _PLAYER: Final = re.compile(r'<audio [^>]*src="([^"]+)"')
 
 
@@ -126,9 +126,10 @@ class Tab:
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """One exchange. Raises: ServerFailedError, when nobody answers."""
-        cookie = {"Cookie": self._cookie} if self._cookie else {}
+        # Without the tour, whose card names a seller on every page.
+        cookies = "; ".join(filter(None, ("bazaar_tour=0", self._cookie)))
         reply = await self._client.request(
-            method, path, headers={**cookie, **(headers or {})}, is_repeatable=True
+            method, path, headers={"Cookie": cookies, **(headers or {})}, is_repeatable=True
         )
         given = reply.headers.get("set-cookie")
         if given:

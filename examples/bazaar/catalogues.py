@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from examples.bazaar.shops import CATEGORIES, Shop, Ware, first_wares, next_wares
+from examples.bazaar.scenes import CATEGORIES
+from examples.bazaar.shops import Shop, Ware, first_wares, next_wares
 
 
 class Shelf:
@@ -36,9 +37,14 @@ class Shelf:
         """Write the catalogue of what the shop sells now; return its file."""
         return self._write(shop, self.wares(shop), self._version(shop))
 
-    def write_next(self, shop: Shop) -> Path:
-        """Write the seller's next version, one item changed and one gone; return its file."""
+    def write_next(self, shop: Shop, *, has_new_photo: bool = False) -> Path:
+        """Write the seller's next version, one item changed and one gone; return its file.
+
+        With `has_new_photo` the changed item has one for certain, else on odd versions.
+        """
         version = self._version(shop) + 1
+        if has_new_photo and version % 2 == 0:
+            version += 1
         return self._write(shop, next_wares(self.wares(shop), shop=shop, version=version), version)
 
     def links(self, shop: Shop, ware: Ware) -> list[str]:
@@ -68,11 +74,12 @@ class Shelf:
     def _csv(self, shop: Shop, wares: list[Ware]) -> str:
         out = io.StringIO()
         rows = csv.writer(out)
-        rows.writerow(["id", "name", "price", "category", "url", "photos"])
+        rows.writerow(["id", "name", "price", "category", "description", "url", "photos"])
         for ware in wares:
             page = f"{self._origin(shop)}/items/{ware.id}"
             photos = "|".join(self.links(shop, ware))
-            rows.writerow([ware.id, ware.title, ware.price, ware.category, page, photos])
+            about = [ware.id, ware.title, ware.price, ware.category, ware.text]
+            rows.writerow([*about, page, photos])
         return out.getvalue()
 
     def _yml(self, shop: Shop, wares: list[Ware]) -> str:
@@ -81,7 +88,7 @@ class Shelf:
         lines = [
             '<?xml version="1.0" encoding="UTF-8"?>',
             '<yml_catalog date="2026-01-01T00:00:00+00:00">',
-            f"<shop><name>{escape(shop.name)}</name><company>{escape(shop.name)}</company>",
+            f"<shop><name>{escape(shop.title)}</name><company>{escape(shop.title)}</company>",
             f"<url>{self._origin(shop)}/</url>",
             '<currencies><currency id="EUR" rate="1"/></currencies>',
             "<categories>",
@@ -93,6 +100,7 @@ class Shelf:
                 f'<offer id={quoteattr(ware.id)} available="true">',
                 f"<name>{escape(ware.title)}</name><price>{ware.price}</price>",
                 f"<currencyId>EUR</currencyId><categoryId>{number[ware.category]}</categoryId>",
+                f"<description>{escape(ware.text)}</description>",
                 f"<url>{self._origin(shop)}/items/{escape(ware.id)}</url>",
                 *(f"<picture>{escape(link)}</picture>" for link in self.links(shop, ware)),
                 "</offer>",

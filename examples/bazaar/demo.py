@@ -1,10 +1,11 @@
 """The demo: a small classifieds site with fifty sellers, on Headrace, on this machine.
 
-    python -m examples.bazaar.demo [--seconds 20] [--folder demo-data]
+    python -m examples.bazaar.demo [--seconds 20] [--folder demo-data] [--port 8080]
 
 Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers
 hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
-line a room every second, and checks all the while that what happens is right. Runs until Ctrl-C, or
+line a room every second, and checks all the while that what happens is right. Carries out faults
+that the shop's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
 for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
 by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder
 behind and no process.
@@ -18,20 +19,26 @@ import contextlib
 import shlex
 import shutil
 import signal
+import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from examples.bazaar.adverts import Adverts
+from examples.bazaar.breaks import Breaker
 from examples.bazaar.buyers import Buyers
 from examples.bazaar.client import ServerFailedError
+from examples.bazaar.errands import Senders
+from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
 from examples.bazaar.followers import Followers
+from examples.bazaar.ledger import Ledger
 from examples.bazaar.lock import DemoError, folder_of_one
 from examples.bazaar.readers import Readers
+from examples.bazaar.records import Records
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import SHOPS_COUNT, shops
 from examples.bazaar.stage import Stage
@@ -41,6 +48,8 @@ from examples.bazaar.visitors import Crowd
 LINES_EVERY_S: Final = 1.0
 PATIENCE_S: Final = 60.0
 """The extra time that a run may take on a busy machine to show everything."""
+AGAIN_S: Final = 2.0
+SLEPT_S: Final = 10.0
 CHECKED_FROM_S: Final = 10.0
 """A shorter run checks less: it may end before the first change of a catalogue."""
 
@@ -53,6 +62,12 @@ class People:
     readers: Readers
     followers: Followers
     buyers: Buyers
+    senders: Senders
+
+    def faults(self) -> Iterator[Faults]:
+        """What each group noted."""
+        yield from (self.crowd.seen, self.readers.viewed, self.followers.followed)
+        yield from (self.buyers.bought, self.senders.sent)
 
 
 class Demo:
@@ -60,15 +75,22 @@ class Demo:
 
     def __init__(self, stage: Stage, *, seconds: float | None) -> None:
         self._stage, self._seconds = stage, seconds
-        self._adverts = Adverts(stage.database)
+        self._adverts, self._records = Adverts(stage.database), Records(stage.database)
         self._stop = asyncio.Event()
-        self._broken: list[str] = []
+        self._broken = Faults()
 
     async def run(self) -> int:
         """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        self._adverts.create()
+        try:
+            self._adverts.create()
+            self._records.create()
+        except sqlite3.OperationalError as error:
+            raise DemoError(
+                f"{self._stage.folder} has data of another version of the demo ({error}): delete"
+                " the folder, or give --folder"
+            ) from error
         print(f"starting headrace and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
         began = time.monotonic()
         async with self._stage.running(self._stop) as up:
@@ -76,6 +98,15 @@ class Demo:
             story = Story(self._stage, desk, self._adverts)
             await self._print_addresses(time.monotonic() - began)
             await story.prepare(self._stop)
+            ledger = Ledger(
+                self._stage,
+                desk,
+                story=story,
+                adverts=self._adverts,
+                records=self._records,
+                viewed=people.readers.viewed,
+            )
+            await ledger.begin()
             figures = Figures(
                 stage=self._stage,
                 desk=desk,
@@ -86,9 +117,9 @@ class Demo:
                 followed=people.followers.followed,
                 bought=people.buyers.bought,
             )
-            await self._play(up, story=story, people=people, figures=figures)
+            await self._play(up, story=story, people=people, figures=figures, ledger=ledger)
             desk.close()
-            return self._finish(story, people, figures)
+            return self._finish(story, people, figures, ledger)
 
     def _invite(self) -> People:
         stage, opened_before = self._stage, self._adverts.opened()
@@ -102,6 +133,7 @@ class Demo:
             ),
             followers=Followers(stage.api_url, stage.token(), names),
             buyers=Buyers(stage.shop_url, stage.media_url),
+            senders=Senders(stage.api_url, stage.token(), self._records, names),
         )
 
     async def _play(
@@ -111,27 +143,52 @@ class Demo:
         story: Story,
         people: People,
         figures: Figures,
+        ledger: Ledger,
     ) -> None:
-        tasks = {
-            asyncio.create_task(story.run()): "the sellers",
-            asyncio.create_task(people.crowd.run()): "the visitors",
-            asyncio.create_task(people.readers.run()): "the readers",
-            asyncio.create_task(people.followers.run()): "the followers",
-            asyncio.create_task(people.buyers.run()): "the buyers",
-            asyncio.create_task(self._show_lines(figures, people)): "the figures",
-            asyncio.create_task(self._watch(up)): "headrace up",
+        breaker = Breaker(
+            self._stage,
+            up_pid=up.pid,
+            story=story,
+            senders=people.senders,
+            ledger=ledger,
+            adverts=self._adverts,
+            records=self._records,
+            seen=people.crowd.seen,
+        )
+        who: dict[str, Callable[[], Awaitable[None]]] = {
+            "the sellers": story.run,
+            "the visitors": people.crowd.run,
+            "the readers": people.readers.run,
+            "the followers": people.followers.run,
+            "the buyers": people.buyers.run,
+            "the senders": people.senders.run,
+            "the ledger": ledger.run,
+            "the faults": breaker.run,
+            "the figures": lambda: self._show_lines(figures, people, ledger),
         }
-        for task in tasks:
-            task.add_done_callback(lambda _: self._stop.set())
+        tasks = [asyncio.create_task(self._keep(name, run)) for name, run in who.items()]
+        watching = asyncio.create_task(self._watch(up))
+        watching.add_done_callback(lambda _: self._stop.set())
         await self._wait_end(story, people, figures)
-        for task in tasks:
+        for task in (*tasks, watching):
             task.cancel()
-        await asyncio.wait(tasks)
-        for task, who in tasks.items():
-            error = None if task.cancelled() else task.exception()
-            self._broken += [f"{who}: {leaf!r}" for leaf in leaves(error)] if error else []
+        await asyncio.wait([*tasks, watching])
+        error = None if watching.cancelled() else watching.exception()
+        if error is not None:
+            self._broken.faults.append(f"headrace up: {error}")
         with contextlib.suppress(ServerFailedError):
             await figures.gather()
+            await ledger.gather()
+
+    async def _keep(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run it until cancelled: a demo continues, and reports at its end what went wrong."""
+        while True:
+            try:
+                await run()
+            except Exception as error:  # noqa: BLE001 - any error is reported
+                for leaf in leaves(error):
+                    self._broken.fault(f"{who}: {leaf!r}")
+            await asyncio.sleep(AGAIN_S)
 
     async def _wait_end(self, story: Story, people: People, figures: Figures) -> None:
         """Until it is stopped.
@@ -153,15 +210,19 @@ class Demo:
         code = await up.wait()
         raise DemoError(f"it ended with {code}, see {self._stage.headrace_log}")
 
-    async def _show_lines(self, figures: Figures, people: People) -> None:
+    async def _show_lines(self, figures: Figures, people: People, ledger: Ledger) -> None:
         is_live, is_rewriting = sys.stdout.isatty(), False
+        shown_at = time.time()
         while True:
+            if time.time() - shown_at > SLEPT_S:
+                Faults.expect()  # a laptop's lid was closed: connections and leases have ended
+            shown_at = time.time()
             await figures.gather()
             shown = self._adverts.shown()
             people.crowd.show(shown)
             people.readers.show(shown)
             people.followers.show(shown)
-            lines = figures.lines()
+            lines = [*figures.lines(), f"         ledger {ledger.summary}"]
             if is_live:
                 width = shutil.get_terminal_size().columns
                 lines = [f"{line[: width - 1]}\x1b[K" for line in lines]
@@ -176,7 +237,8 @@ class Demo:
         command = shlex.quote(str(Path(sys.executable).with_name("headrace")))
         print(
             f"up after {took_s:.1f} s\n\n"
-            f"  the shop      {stage.shop_url}/\n"
+            f"  the shop      {stage.shop_url}/  (with a tour)\n"
+            f"  break it      {stage.shop_url}/break\n"
             f"  the console   {console}\n"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
@@ -186,14 +248,15 @@ class Demo:
             flush=True,
         )
 
-    def _finish(self, story: Story, people: People, figures: Figures) -> int:
+    def _finish(self, story: Story, people: People, figures: Figures, ledger: Ledger) -> int:
         print("\nSummary")
         for line in figures.summary():
             print(f"  {line}")
-        viewed, followed = people.readers.viewed, people.followers.followed
-        faults = self._broken + story.progress.faults + people.crowd.seen.faults
-        bought = people.buyers.bought
-        faults += viewed.faults + followed.faults + bought.faults
+        print(f"  ledger {ledger.summary}")
+        noted = [self._broken, story.progress, *people.faults()]
+        faults = [text for one in noted for text in one.faults] + ledger.faults
+        if expected := sum(one.expected_count for one in noted):
+            print(f"  {expected} errors while it was broken on purpose")
         if self._seconds is not None:
             faults += missing(story, people, figures, seconds=self._seconds)
         for fault in faults:
@@ -244,12 +307,17 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("demo-data"), help="where all of it lives"
     )
+    parser.add_argument(
+        "--port",
+        type=int,
+        help="the console's port; the photos have the next one, the shop the one after it",
+    )
     parser.add_argument("--shops", type=int, default=SHOPS_COUNT, help="how many sellers, 5 to 50")
     given = parser.parse_args()
     sellers = shops(min(max(given.shops, 5), SHOPS_COUNT))
     try:
         with folder_of_one(given.folder) as lock_fd:
-            stage = Stage(given.folder, sellers, lock_fd=lock_fd)
+            stage = Stage(given.folder, sellers, lock_fd=lock_fd, port=given.port)
             return asyncio.run(Demo(stage, seconds=given.seconds).run())
     except (DemoError, OSError) as error:
         print(f"the demo cannot run: {error}", file=sys.stderr)

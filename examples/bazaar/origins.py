@@ -38,6 +38,8 @@ from examples.bazaar.pictures import Album
 from examples.bazaar.shops import SHOPS_COUNT, Shop, shops
 
 HANG_S: Final = 3.0
+HANGING: Final = "hanging.json"
+"""Beside the log: hosts that are silent for now, each with the end of that, in Unix time."""
 PORT_TAKEN: Final = 48
 """The exit code where somebody else listens on the port of one of the addresses."""
 FORBIDDEN: Final = "http://169.254.169.254/latest/meta-data/"
@@ -93,8 +95,8 @@ def decide(album: Album, path: str, *, asked_before: int, known_etag: str | None
 class Host:
     """One shop's server. All hosts write to one log."""
 
-    def __init__(self, shop: Shop, album: Album, log: TextIO) -> None:
-        self._shop, self._album, self._log = shop, album, log
+    def __init__(self, shop: Shop, album: Album, log: TextIO, hanging: Path) -> None:
+        self._shop, self._album, self._log, self._hanging = shop, album, log, hanging
         self._asked: Counter[str] = Counter()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,6 +127,8 @@ class Host:
             known = headers.get("if-none-match")
             answer = decide(self._album, path, asked_before=asked_before, known_etag=known)
         whole = False
+        if (hangs_s := self._hangs_s()) > 0:
+            answer = Answer(0, delay_s=hangs_s)
         try:
             await asyncio.sleep(answer.delay_s)
             if answer.status:
@@ -136,6 +140,14 @@ class Host:
         return (
             answer.status >= 200 and answer.status != 400 and headers.get("connection") != "close"
         )
+
+    def _hangs_s(self) -> float:
+        """How much longer this host is silent, as the page `/break` requested."""
+        try:
+            until = json.loads(self._hanging.read_bytes()).get(self._shop.name, 0.0)
+        except (OSError, ValueError):
+            return 0.0
+        return float(until) - time.time()
 
     def _note(self, path: str, answer: Answer, *, whole: bool) -> None:
         line = {
@@ -169,18 +181,17 @@ def encode(answer: Answer, *, with_body: bool) -> bytes:
     return head + answer.body if with_body else head
 
 
-async def run(*, port: int, log_file: Path, shops_count: int) -> None:
+async def run(*, port: int, log_file: Path, shops_count: int, pictures: Path | None) -> None:
     """Serve all shops on `port` of their addresses until SIGTERM or Ctrl-C."""
-    # First of all: drawing the photos takes a second, in which others could take the port.
     sockets = [socket.create_server((shop.address, port)) for shop in shops(shops_count)]
-    album = Album()
+    album = Album(pictures)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         log = stack.enter_context(log_file.open("a", encoding="utf-8"))
         for shop, listening in zip(shops(shops_count), sockets, strict=True):
-            host = Host(shop, album, log)
+            host = Host(shop, album, log, log_file.with_name(HANGING))
             server = await asyncio.start_server(host.serve, sock=listening, limit=_HEAD_BYTES_MAX)
             stack.callback(server.close)
         print(json.dumps({"ready": True, "shops": shops_count, "port": port}), flush=True)
@@ -193,9 +204,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--shops", type=int, default=SHOPS_COUNT)
+    parser.add_argument("--pictures", type=Path, help="where drawn pictures are kept")
     given = parser.parse_args()
+    world = {"port": given.port, "log_file": given.log, "shops_count": given.shops}
     try:
-        asyncio.run(run(port=given.port, log_file=given.log, shops_count=given.shops))
+        asyncio.run(run(**world, pictures=given.pictures))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

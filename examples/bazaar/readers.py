@@ -30,6 +30,10 @@ class Viewed(Faults):
     """What the readers saw until now."""
 
     views: int = 0
+    sent: int = 0
+    """Views that were sent, answered or not."""
+    accepted: int = 0
+    """Views that were answered: none of these may be lost."""
     lists: int = 0
     unchanged: int = 0
     """Lists that were answered with 304."""
@@ -82,6 +86,7 @@ class Readers:
     async def _open(self, client: Client, name: str, reader: str) -> None:
         known = self.viewed.totals.pop(name, None)
         path = f"/v1/views/items/{name}?viewer={reader}&class=human"
+        self.viewed.sent += 1
         try:
             total = (await client.request("POST", path)).json()["total"]
         except ServerLeftError:
@@ -89,6 +94,7 @@ class Readers:
         except ServerFailedError as error:
             self.viewed.fault(str(error))
             return
+        self.viewed.accepted += 1
         if total is None:
             return
         if known is not None and not await self._is_right(total - known - 1):

@@ -2,27 +2,37 @@
 
     uvicorn examples.bazaar.site:web
 
-Plain HTML made on the server, no script. What sellers wrote is shown as text, whatever it holds:
-templates escape everything, and the page's policy lets nothing run on top of that. A buyer is a
-cookie.
+Plain HTML made on the server; one small script moves the counters. A buyer is a cookie.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import secrets
-from collections.abc import Iterable
-from pathlib import Path
+from collections import Counter
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
 
-from examples.bazaar.adverts import MODERATED, Advert, Adverts
+from examples.bazaar.adverts import MODERATED, Adverts
 from examples.bazaar.followers import post_of
+from examples.bazaar.panel import break_it, open_console, show_ledger, show_panel
+from examples.bazaar.pictures import cover
+from examples.bazaar.records import Records
+from examples.bazaar.scenes import CATEGORIES
+from examples.bazaar.shops import shop_named
+from examples.bazaar.storefront import (
+    ASSETS,
+    BUYER_COOKIE,
+    Asked,
+    Page,
+    Shop,
+    buyer_of,
+    number_of,
+    require_own_page,
+    segment,
+)
+from examples.bazaar.tour import turn_tour
 from examples.bazaar.tracks import TRACKS, track_named
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from litestar import Litestar, Request, Response, get, post
-from litestar.datastructures import Cookie
+from litestar import Litestar, Response, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException, NotFoundException, PermissionDeniedException
 from litestar.params import FromPath, FromQuery
@@ -34,96 +44,43 @@ from headrace.kernel.errors import HeadraceError
 
 PER_PAGE: Final = 24
 FEED_POSTS: Final = 48
-FOLLOWED_MAX: Final = 1_000
-BUYER_COOKIE: Final = "bazaar_buyer"
+NEWS: Final = 6
+RELATED: Final = 4
+LIVE_IDS: Final = 60
 MODERATION_S: Final = 120.0
-_BUYER: Final = re.compile(r"buyer-[0-9a-f]{16}")
-_FOLDER: Final = Path(__file__).parent
-_STYLES: Final = (_FOLDER / "assets" / "shop.css").read_bytes()
-_POLICY: Final = (
-    "default-src 'none'; style-src 'self'; img-src {media}; media-src {media};"
-    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-)
-Asked = Request[Any, Any, Any]
-Page = Response[Any]
-
-
-class Shop:
-    """What the pages are made of."""
-
-    def __init__(self, headrace: Headrace, adverts: Adverts) -> None:
-        self.headrace, self.adverts = headrace, adverts
-        self._templates = Environment(
-            loader=FileSystemLoader(_FOLDER / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.globals.update(media=headrace.media.objects.url, item_path=item_path)
-        self._templates.filters.update(segment=segment)
-        media = urlsplit(headrace.media.objects.url("photos"))
-        self._policy = _POLICY.format(media=f"{media.scheme}://{media.netloc}")
-
-    async def open(self) -> None:
-        """Store the tracks; those that are stored already stay what they are."""
-        for track in TRACKS:
-            await self.headrace.media.objects.put(track.key, await asyncio.to_thread(track.data))
-
-    def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
-        """A page of `template`, and the cookie of a buyer who has none yet."""
-        values |= {"path": request.scope["path"], "status": status}
-        text = self._templates.get_template(template).render(values)
-        headers = {
-            "content-security-policy": self._policy,
-            "x-content-type-options": "nosniff",
-            "referrer-policy": "same-origin",
-            "cache-control": "no-store",
-        }
-        buyer = buyer_of(request)
-        cookie = Cookie(key=BUYER_COOKIE, value=buyer, httponly=True, samesite="lax", path="/")
-        is_new = request.cookies.get(BUYER_COOKIE) != buyer
-        return Response(
-            text,
-            status_code=status,
-            media_type="text/html",
-            headers=headers,
-            cookies=[cookie] if is_new else [],
-        )
-
-    async def cards(self, adverts: Iterable[Advert]) -> list[tuple[Advert, int | None]]:
-        """The adverts, each with its views."""
-        shown = list(adverts)
-        counted = await self.headrace.views.totals([post_of(one.shop, one.item) for one in shown])
-        return [(advert, one.total) for advert, one in zip(shown, counted, strict=True)]
-
-    async def cards_of_posts(self, posts: Iterable[Any]) -> list[tuple[Advert, int | None]]:
-        """The adverts of a feed's posts, in its order; without those just taken off the site."""
-        shown = await asyncio.to_thread(self.adverts.shown)
-        found = {post_of(advert.shop, advert.item): advert for advert in shown}
-        return await self.cards(found[one.id] for one in posts if one.id in found)
-
-    async def follows(self, request: Asked) -> list[str]:
-        """The sellers that this buyer follows, latest first."""
-        if BUYER_COOKIE not in request.cookies:
-            return []
-        followed = await self.headrace.feed.follows.following(buyer_of(request), FOLLOWED_MAX)
-        return [str(person.id) for person in followed.people]
-
-
 Given = NamedDependency[Shop]
 
 
 @get("/")
-async def show_listing(request: Asked, shop: Given, page: FromQuery[str] = "1") -> Page:
-    """All adverts, a page at a time, sellers mixed; what is no number is the first page."""
-    adverts = await asyncio.to_thread(shop.adverts.shown)
+async def show_listing(
+    request: Asked,
+    shop: Given,
+    page: FromQuery[str] = "1",
+    q: FromQuery[str] = "",
+    category: FromQuery[str] = "",
+) -> Page:
+    """Adverts, a page at a time, sellers mixed: all, those of a category, those with words."""
+    await shop.welcome(request)
+    q = q.strip()[:200]
+    adverts = await asyncio.to_thread(lambda: shop.adverts.search(q) if q else shop.adverts.shown())
+    if category in CATEGORIES:
+        adverts = [advert for advert in adverts if advert.category == category]
     adverts.sort(key=lambda advert: (advert.item[::-1], advert.shop))
     pages = max(1, -(-len(adverts) // PER_PAGE))
+    # What is no number is the first page.
     number = min(int(page), pages) if re.fullmatch(r"[1-9][0-9]{0,8}", page) else 1
     cards = await shop.cards(adverts[(number - 1) * PER_PAGE : number * PER_PAGE])
+    is_front = number == 1 and not q and not category
     return shop.page(
-        request, "listing.html", cards=cards, count=len(adverts), number=number, pages=pages
+        request,
+        "listing.html",
+        cards=cards,
+        count=len(adverts),
+        number=number,
+        pages=pages,
+        words=q,
+        category=category if category in CATEGORIES else "",
+        news=await asyncio.to_thread(shop.adverts.news, NEWS) if is_front else [],
     )
 
 
@@ -132,6 +89,7 @@ async def show_item(
     request: Asked, shop: Given, seller: FromPath[str], item: FromPath[str]
 ) -> Page:
     """One advert; that it was opened is counted."""
+    await shop.welcome(request)
     advert = await asyncio.to_thread(shop.adverts.find, seller, item.removeprefix("/"))
     if advert is None:
         raise NotFoundException("This advert is not on the site; it may have been sold.")
@@ -139,19 +97,37 @@ async def show_item(
     await asyncio.to_thread(shop.adverts.note_opened)
     entity = post_of(advert.shop, advert.item)
     seen = await shop.headrace.views.hit(entity, viewer=buyer_of(request))
+    await asyncio.to_thread(shop.adverts.note_opened, is_counted=True)
+    others = [one for one in await asyncio.to_thread(shop.adverts.shown) if one != advert]
+    alike = [one for one in others if one.category == advert.category and advert.category]
+    alike.sort(key=lambda one: (one.shop != advert.shop, one.item[::-1]))
     return shop.page(
         request,
         "item.html",
         advert=advert,
+        entity=entity,
         views=seen.total,
         is_followed=advert.shop in await shop.follows(request),
         verdict=await asyncio.to_thread(shop.adverts.verdict, advert.shop, advert.item),
+        variants=await asyncio.to_thread(shop.adverts.variants),
+        related=await shop.cards(alike[:RELATED]),
     )
+
+
+@get("/sellers")
+async def show_sellers(request: Asked, shop: Given) -> Page:
+    """All sellers that have something on the site, with the character of their hosts."""
+    await shop.welcome(request)
+    counts = Counter(one.shop for one in await asyncio.to_thread(shop.adverts.shown))
+    rows = [(shop_named(name), name, count) for name, count in counts.items()]
+    rows.sort(key=lambda row: (row[0].manner == "fast" if row[0] else True, row[1]))
+    return shop.page(request, "sellers.html", rows=rows)
 
 
 @get("/sellers/{seller:str}")
 async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
-    """A seller's adverts, the newest first."""
+    """A seller's adverts, the newest first, and how Headrace copes with its host."""
+    await shop.welcome(request)
     posts = (await shop.headrace.feed.pages.author_posts(seller, FEED_POSTS)).posts
     if not posts:
         raise NotFoundException("No seller of this name has anything on the site.")
@@ -160,10 +136,29 @@ async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Pag
         request,
         "seller.html",
         seller=seller,
+        known=shop_named(seller),
+        hosts=await hosts_of(shop, seller),
         cards=await shop.cards_of_posts(posts),
         followers=followers,
         is_followed=seller in await shop.follows(request),
     )
+
+
+async def hosts_of(shop: Shop, seller: str) -> list[Any]:
+    """What Headrace measured of the seller's hosts; none, if it has no catalogue of it."""
+    try:
+        return await shop.headrace.fetch.hosts.page(customer=seller)
+    except HeadraceError:
+        return []
+
+
+@get("/live")
+async def get_live(shop: Given, ids: FromQuery[str] = "") -> Response[Any]:
+    """The totals of some items, for the counters of a page that is open."""
+    posts = [one for one in ids.split(",") if one][:LIVE_IDS]
+    totals = await shop.headrace.views.totals(posts) if posts else []
+    found = {post: one.total for post, one in zip(posts, totals, strict=True)}
+    return Response(found, headers={"cache-control": "no-store"})
 
 
 @post(["/sellers/{seller:str}/follow", "/sellers/{seller:str}/unfollow"], status_code=303)
@@ -212,8 +207,11 @@ async def decide(request: Asked, shop: Given) -> Page:
 @get("/feed")
 async def show_feed(request: Asked, shop: Given) -> Page:
     """The newest adverts of the sellers that this buyer follows."""
-    sellers = await shop.follows(request)
-    posts = (await shop.headrace.feed.page(buyer_of(request), FEED_POSTS)).posts if sellers else []
+    await shop.welcome(request)
+    buyer = buyer_of(request)
+    posts = (await shop.headrace.feed.page(buyer, FEED_POSTS)).posts
+    followed = await shop.headrace.feed.follows.following(buyer, FEED_POSTS)
+    sellers = [str(person.id) for person in followed.people]
     cards = await shop.cards_of_posts(posts)
     return shop.page(request, "feed.html", sellers=sellers, cards=cards)
 
@@ -233,19 +231,35 @@ async def show_track(request: Asked, shop: Given, name: FromPath[str]) -> Page:
     if track is None:
         raise NotFoundException("There is no such track.")
     seen = await shop.headrace.views.hit(f"track:{track.name}", viewer=buyer_of(request))
-    return shop.page(request, "track.html", track=track, views=seen.total)
+    others = [other for other in TRACKS if other != track]
+    return shop.page(request, "track.html", track=track, views=seen.total, others=others)
 
 
-@get("/assets/shop.css", sync_to_thread=False)
-def get_styles() -> Response[bytes]:
-    """What the pages look like."""
+@get("/assets/{name:str}", sync_to_thread=False)
+def get_asset(name: FromPath[str]) -> Response[bytes]:
+    """What the pages look like, and the script of the counters."""
+    if name not in ASSETS:
+        raise NotFoundException("There is no such file.")
     headers = {"cache-control": "max-age=60", "x-content-type-options": "nosniff"}
-    return Response(_STYLES, media_type="text/css", headers=headers)
+    kind = "text/css" if name.endswith(".css") else "text/javascript"
+    return Response(ASSETS[name], media_type=kind, headers=headers)
 
 
-def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
+async def store_tracks(headrace: Headrace) -> None:
+    """Store the tracks with their covers; those that are stored already stay what they are."""
+    for track in TRACKS:
+        await headrace.media.objects.put(track.key, await asyncio.to_thread(track.data))
+        await headrace.media.objects.put(
+            track.cover_key, await asyncio.to_thread(cover, track.name)
+        )
+
+
+def make_web(headrace: Headrace, adverts: Adverts, records: Records) -> Litestar:
     """The ASGI app of the pages."""
-    shop = Shop(headrace, adverts)
+    shop = Shop(headrace, adverts, records)
+
+    async def store() -> None:
+        await store_tracks(headrace)
 
     def render_error(request: Asked, error: Exception) -> Page:
         status, text = _error_page(error)
@@ -255,6 +269,7 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
         [
             show_listing,
             show_item,
+            show_sellers,
             show_seller,
             change_follow,
             show_moderation,
@@ -262,48 +277,21 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
             show_feed,
             show_tracks,
             show_track,
-            get_styles,
+            get_live,
+            get_asset,
+            turn_tour,
+            show_panel,
+            show_ledger,
+            break_it,
+            open_console,
         ],
         dependencies={"shop": Provide(lambda: shop, sync_to_thread=False)},
         exception_handlers={HTTPException: render_error, HeadraceError: render_error},
-        on_startup=[shop.open],
+        on_startup=[store],
         on_shutdown=[headrace.close],
         openapi_config=None,
         logging_config=None,
     )
-
-
-def buyer_of(request: Asked) -> str:
-    """The visitor's name; a new visitor gets one."""
-    known = request.cookies.get(BUYER_COOKIE, "")
-    if _BUYER.fullmatch(known):
-        return known
-    if "buyer" not in request.state:
-        request.state.buyer = f"buyer-{secrets.token_hex(8)}"
-    buyer: str = request.state.buyer
-    return buyer
-
-
-def require_own_page(request: Asked) -> None:
-    """Refuse forms of other sites. Raises: PermissionDeniedException."""
-    origin = urlsplit(request.headers.get("origin", "")).netloc
-    if not origin or origin != request.headers.get("host"):
-        raise PermissionDeniedException("Only this site's own pages may change something here.")
-
-
-def number_of(text: str) -> int:
-    """The id in `text`; 0, which nothing has, for any other text."""
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
-
-
-def item_path(advert: Advert) -> str:
-    """Where the advert's page is."""
-    return f"/items/{segment(advert.shop)}/{segment(advert.item)}"
-
-
-def segment(text: str) -> str:
-    """`text` as one part of a path."""
-    return quote(text, safe="")
 
 
 def _error_page(error: Exception) -> tuple[int, str]:

@@ -9,8 +9,12 @@ computed from the shop's number and the item's name: two runs of the demo see th
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from examples.bazaar.scenes import CATEGORIES, LOOKS, words_of
 
 Manner = Literal["fast", "slow", "hanging", "broken"]
 SHOPS_COUNT: Final = 50
@@ -18,17 +22,49 @@ ITEMS_PER_SHOP: Final = 12
 ITEMS_MIN: Final = 8
 STOCK_PHOTOS: Final = 6
 _BROKEN_KINDS: Final = ("ok", "gone", "page", "flaky", "moved", "trap")
-_WARES: Final = (
-    ("Bicycle", "bikes"),
-    ("Sofa", "furniture"),
-    ("Winter tyres", "car-parts"),
-    ("Camera", "photo"),
-    ("Guitar", "music"),
-    ("Pram", "children"),
-    ("Drill", "tools"),
-    ("Skis", "sport"),
+_UNRULY: Final[dict[int, Manner]] = {
+    3: "hanging",
+    8: "slow",
+    13: "broken",
+    23: "hanging",
+    33: "broken",
+}
+"""Numbers of the shops whose hosts are not fast."""
+_SELLERS: Final = """
+Sofa Circus, Leipzig|Velo Ada, Gent|Blende Acht, Wien|Sleepy Moss, Porto|Six String Sue, Leeds
+Lumen Loft, Lyon|Paper Moon, Turku|Motor Mila, Brno|The Slow Barn, Galway|Spoke Folk, Utrecht
+Silver Halide, Gdansk|Fern Bureau, Aarhus|Luthier Lou, Cremona|Broken Lamp Bob, Ulm|Dust Jacket, Ayr
+Garage Nord, Kiel|Chair Affair, Malmo|Chain Reaction, Bern|F-Stop Fran, Sligo|Kaktus Kai, Jena
+Fret Nation, Bilbao|Glow & Co, Tartu|Chapter House, York|Hang Tight Motors, Graz|Oak & Ember, Oulu
+Pedal Pals, Lille|Shutter Bay, Split|Leaf Letter, Delft|Chord Yard, Cork|Warm Watt, Turin
+Margin Notes, Lund|Coast Cars, Faro|Velvet Hour, Prague|Dead Link Dan, Essen|Analog Attic, Riga
+Green Thumb Gus, Namur|Riff Raff, Hull|Shade Trade, Brest|Page Turner, Tours|Second Gear, Linz
+Walnut Wharf, Bremen|Tandem Tom, Breda|Pinhole Pia, Como|Root Cause, Vigo|Pick & Choose, Kaunas
+Night Switch, Zadar|Foxed Corner, Derby|Rosso Garage, Parma|Hygge Heap, Odense|Wheel Meet, Dijon
+"""
+SELLERS: Final = tuple(re.split(r"[|\n]", _SELLERS.strip()))
+_NOTES: Final = (
+    "hardly used",
+    "one careful owner",
+    "with receipt",
+    "restored by hand",
+    "small scratch",
+    "from a smoke-free home",
+    "from 1974",
+    "moving house",
+    "collector's piece",
+    "pick-up only",
 )
-CATEGORIES: Final = tuple(category for _, category in _WARES)
+_PRICES: Final = {
+    "furniture": 240,
+    "bikes": 310,
+    "cameras": 180,
+    "plants": 24,
+    "guitars": 270,
+    "lamps": 65,
+    "books": 18,
+    "cars": 4900,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +76,13 @@ class Shop:
     address: str
     manner: Manner
     format: Literal["csv", "yml"]
+    title: str
+    town: str
+
+    @property
+    def main_category(self) -> str:
+        """What most of its items are."""
+        return CATEGORIES[self.number % len(CATEGORIES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +93,25 @@ class Ware:
     title: str
     price: int
     category: str
+    text: str
     photos: tuple[str, ...]
 
 
 def shops(count: int = SHOPS_COUNT) -> list[Shop]:
-    """The sellers: of every ten, one is not fast (slow, hanging and broken in turn)."""
-    unruly: tuple[Manner, ...] = ("slow", "hanging", "broken", "slow", "broken")
+    """The sellers; five of fifty are not fast: slow, hanging or broken."""
     found = []
-    for number in range(count):
-        manner: Manner = unruly[number // 10 % 5] if number % 10 == 4 else "fast"
-        name = f"shop-{number + 1:02}"
+    for number, seller in enumerate(SELLERS[:count]):
+        title, _, town = seller.partition(", ")
+        name = re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
         kind: Literal["csv", "yml"] = "yml" if number % 2 else "csv"
-        found.append(Shop(number, name, f"127.0.0.{10 + number}", manner, kind))
+        manner = _UNRULY.get(number, "fast")
+        found.append(Shop(number, name, f"127.0.0.{10 + number}", manner, kind, title, town))
     return found
+
+
+def shop_named(name: str) -> Shop | None:
+    """The seller of that name, if it is one of the demo's."""
+    return next((shop for shop in shops() if shop.name == name), None)
 
 
 def first_wares(shop: Shop) -> list[Ware]:
@@ -75,14 +124,24 @@ def new_ware(shop: Shop, index: int) -> Ware:
 
     Of the first ones every fourth has the maker's too.
     """
-    title, category = _WARES[(shop.number + index) % len(_WARES)]
+    dice = random.Random(f"{shop.name} {index}")
+    category = shop.main_category if index % 3 else dice.choice(CATEGORIES)
+    look = (shop.number * 5 + index * 7) % LOOKS
+    color, thing = words_of(category, look)
+    note = dice.choice(_NOTES)
     item = f"{shop.name}-{index + 1:04}"
-    photos = [f"/{_kind(shop, index)}/{item}-a.jpg", f"/{_calm(shop)}/{item}-b.png"]
+    stem = f"{category}-{look:02}-{item}"
+    photos = [f"/{_kind(shop, index)}/{stem}-a.jpg", f"/{_calm(shop)}/{stem}-b.jpg"]
     # Not for later items: a removed item may have had the link, and then it is not requested again.
     if index % 4 == 0 and index < ITEMS_PER_SHOP:
-        photos.append(f"/ok/{shop.name}/stock-{(shop.number + index) % STOCK_PHOTOS}.jpg")
-    price = 100 + 37 * index + 11 * shop.number
-    return Ware(item, f"{title} no. {index + 1}", price, category, tuple(photos))
+        photos.append(f"/ok/{shop.name}/stock-{(shop.number + index) % STOCK_PHOTOS}.png")
+    price = max(5, round(_PRICES[category] * dice.uniform(0.5, 1.8)))
+    title = f"{color.capitalize()} {thing}, {note}"
+    text = (
+        f"A {thing} in {color}, {note}. To be seen in {shop.town} after six, or sent at the"
+        f" buyer's cost. Questions are answered the same day. {shop.title}."
+    )
+    return Ware(item, title, price, category, text, tuple(photos))
 
 
 def next_wares(wares: list[Ware], *, shop: Shop, version: int) -> list[Ware]:
@@ -93,7 +152,8 @@ def next_wares(wares: list[Ware], *, shop: Shop, version: int) -> list[Ware]:
     first = wares[0]
     photos = first.photos
     if version % 2:
-        photos = (*photos[:2], f"/ok/{first.id}-v{version}.jpg")
+        stem = first.photos[0].rpartition("/")[2].removesuffix("-a.jpg")
+        photos = (*photos[:2], f"/ok/{stem}-v{version}.jpg")
     changed = dataclasses.replace(first, price=first.price + version, photos=photos)
     kept = [changed, *wares[1:-1]]
     if len(kept) < ITEMS_MIN:

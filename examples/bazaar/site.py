@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from examples.bazaar.app import adverts, app
+from examples.bazaar.app import adverts, app, records
 from examples.bazaar.shop import make_web
 
-web: Final = make_web(app, adverts)
+web: Final = make_web(app, adverts, records)

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,7 @@ UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
 STOPPED: Final = "it was stopped before everything was up"
+SLOTS_MAX: Final = 6
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
 _TAKEN: Final = re.compile(r"(?i)is taken by another program|address already in use")
@@ -64,8 +66,15 @@ _PREFERRED: Final = Ports(api=8080, media=8081, shop=8082, origins=8300)
 class Stage:
     """The folder and the processes of one demo."""
 
-    def __init__(self, folder: Path, sellers: Sequence[Shop], *, lock_fd: int) -> None:
+    def __init__(
+        self, folder: Path, sellers: Sequence[Shop], *, lock_fd: int, port: int | None = None
+    ) -> None:
+        """`port`: where the console is to listen, with photos and shop on the next two.
+
+        Raises: DemoError, when one of these is taken.
+        """
         self.folder = folder.resolve()
+        self._port = port
         self._lock_fd = lock_fd
         self.sellers = sellers
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +82,7 @@ class Stage:
         self.headrace_log = self.folder / "headrace.log"
         self.shop_log = self.folder / "shop.log"
         self.database = self.folder / "bazaar.sqlite"
+        self.pictures = self.folder / "pictures"
         self.config = self.folder / "headrace.toml"
         self.data = self.folder / "headrace"
         self.ports = self._choose_ports()
@@ -113,16 +123,33 @@ class Stage:
     @contextlib.asynccontextmanager
     async def running(self, stop: asyncio.Event) -> AsyncIterator[asyncio.subprocess.Process]:
         """Hosts and `headrace up`, ready; both are ended on the way out. Raises: DemoError."""
-        origins = await self._start_origins(stop)
+        # Beside the start of the engines; only the first demo in a folder has pictures to draw.
+        drawing = await self._start(
+            [sys.executable, "-m", "examples.bazaar.pictures", str(self.pictures)], "pictures.log"
+        )
         try:
-            up = await self._start_up(origins, stop)
+            origins = await self._start_origins(stop)
             try:
-                async with self._serving_shop(stop):
-                    yield up
+                up = await self._start_up(origins, stop)
+                try:
+                    await self._wait_drawn(drawing, stop)
+                    async with self._serving_shop(stop):
+                        yield up
+                finally:
+                    await _end(up)
             finally:
-                await _end(up)
+                await _end(origins)
         finally:
-            await _end(origins)
+            await _end(drawing)
+
+    async def _wait_drawn(self, drawing: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
+        while drawing.returncode is None:
+            if stop.is_set():
+                raise DemoError(STOPPED)
+            await asyncio.sleep(0.1)
+        if drawing.returncode:
+            log = _tail(self.folder / "pictures.log")
+            raise DemoError(f"the pictures were not drawn ({drawing.returncode}):\n{log}")
 
     async def _start_up(
         self, origins: asyncio.subprocess.Process, stop: asyncio.Event
@@ -133,7 +160,7 @@ class Stage:
             tries_left -= 1
             self.ports = self._choose_ports(origins=self.ports.origins)
             self._write_config()
-            command = [sys.executable, "-m", "headrace", "up", "examples.bazaar.app:app"]
+            command = [sys.executable, "-m", "headrace", "up", "examples.bazaar.chores:app"]
             up = await self._start(command, self.headrace_log.name)
             try:
                 await self._wait_ready(up, origins, stop)
@@ -157,6 +184,7 @@ class Stage:
         for _ in range(PORT_TRIES):
             given = ["--port", str(self.ports.origins), "--log", str(self.origins_log)]
             given += ["--shops", str(len(self.sellers))]
+            given += ["--pictures", str(self.pictures)]
             command = [sys.executable, "-m", "examples.bazaar.origins", *given]
             origins = await self._start(command, out.name)
             while b'"ready"' not in out.read_bytes() and origins.returncode is None:
@@ -288,10 +316,14 @@ class Stage:
         return self.headrace_log.read_text(encoding="utf-8", errors="replace")
 
     def _write_config(self) -> None:
+        cores = len(os.sched_getaffinity(0))
         self.config.write_text(
             f"[data]\nfolder = {json.dumps(str(self.data))}\n\n"
             f'[web]\nlisten = "{LOOPBACK}:{self.ports.api}"\n\n'
-            f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\n\n'
+            f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\nworkers = 1\n\n'
+            "# Few processes and connections, to stay below 1 GB of memory on any machine.\n"
+            f"[jobs]\nslots_per_core = {max(1, SLOTS_MAX // cores)}\n\n"
+            "[postgres]\nconnections_max = 3\nslot_connections_max = 2\n\n"
             "# The sellers' hosts are on this machine: forbidden without these two lines.\n"
             f'[fetch]\nallow_networks = "127.0.0.0/8"\n'
             f'allow_ports = "80, 443, {self.ports.origins}"\n',
@@ -306,6 +338,12 @@ class Stage:
             kept = json.loads(file.read_text(encoding="utf-8"))
             wanted |= {name: int(kept[name]) for name in wanted if name in kept}
         chosen: dict[str, int] = dict(kept_ports)
+        if self._port is not None:
+            asked = {"api": self._port, "media": self._port + 1, "shop": self._port + 2}
+            taken = [at for name, at in asked.items() if name not in chosen and not _is_free(at)]
+            if taken:
+                raise DemoError(f"port {taken[0]} is in use: choose another with --port")
+            chosen |= asked
         for name, port in wanted.items():
             if name in chosen:
                 continue
@@ -323,6 +361,10 @@ def _free_port(hosts: Sequence[str], wanted: int, *, taken: Iterable[int]) -> in
         with socket.create_server((LOOPBACK, 0)) as probe:
             port = probe.getsockname()[1]
     raise DemoError(f"no port is free on all of {hosts[0]} .. {hosts[-1]}")
+
+
+def _is_free(port: int) -> bool:
+    return 0 < port < 65536 and _can_bind(LOOPBACK, port)
 
 
 def _can_bind(host: str, port: int) -> bool:
@@ -348,6 +390,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
     process.terminate()
+    # It may be stopped: a requested fault stops it for some seconds.
+    process.send_signal(signal.SIGCONT)
     try:
         await asyncio.wait_for(process.wait(), STOP_S)
     except TimeoutError:

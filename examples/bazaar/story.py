@@ -19,6 +19,8 @@ from typing import Final
 
 from examples.bazaar.adverts import Advert, Adverts
 from examples.bazaar.catalogues import Shelf
+from examples.bazaar.client import ServerFailedError
+from examples.bazaar.faults import Faults
 from examples.bazaar.lock import DemoError
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import Shop
@@ -31,19 +33,19 @@ SETTLE_S: Final = 300.0
 A busy machine needs a minute for what else takes seconds.
 """
 LEFT_OVER_S: Final = 60.0
+AGAIN_S: Final = 2.0
 Changes = set[tuple[str, str]]
 """(action, item) pairs."""
 
 
 @dataclass(slots=True)
-class StoryProgress:
+class StoryProgress(Faults):
     """What was seen until now."""
 
     shops_settled: set[str] = field(default_factory=set)
     first_round_s: float | None = None
     changes_right: int = 0
     repeats_right: int = 0
-    faults: list[str] = field(default_factory=list)
 
 
 class Story:
@@ -56,6 +58,8 @@ class Story:
         self._calm_left = sum(shop.manner == "fast" for shop in stage.sellers)
         self._began_s = time.monotonic()
         self._shelf = Shelf(stage.folder / "catalogues", port=stage.ports.origins)
+        self._turns = {shop.name: asyncio.Lock() for shop in stage.sellers}
+        self._changing: set[str] = set()
 
     async def prepare(self, stop: asyncio.Event) -> None:
         """Make the customers, and let end what an earlier run left under way when it was killed.
@@ -79,14 +83,42 @@ class Story:
             await asyncio.sleep(0.2)
 
     async def run(self) -> None:
-        """Play until cancelled. Raises: DemoError, ServerFailedError."""
+        """Play until cancelled."""
         self._began_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for shop in self._stage.sellers:
                 group.create_task(self._first_round(shop))
             group.create_task(self._change_always())
 
+    def links_settled(self) -> set[str]:
+        """`ITEM LINK` of all photos in catalogues whose run is over and that do not change now."""
+        return {
+            f"{ware.id} {link}"
+            for shop in self._stage.sellers
+            if shop.name in self.progress.shops_settled - self._changing
+            for ware in self._shelf.wares(shop)
+            for link in self._shelf.links(shop, ware)
+        }
+
+    def calm_shops(self) -> list[Shop]:
+        """The fast shops whose first round is over."""
+        settled = self.progress.shops_settled
+        return [one for one in self._stage.sellers if one.manner == "fast" and one.name in settled]
+
+    async def change_now(self, shop: Shop) -> None:
+        """Let the shop hand in a next version with a new photo; returns once the site has it."""
+        await self._change(shop, by_command=False, has_new_photo=True)
+
     async def _first_round(self, shop: Shop) -> None:
+        while shop.name not in self.progress.shops_settled:
+            try:
+                async with self._turns[shop.name]:
+                    await self._hand_in_first(shop)
+            except (ServerFailedError, DemoError) as error:
+                self.progress.fault(f"{shop.name}: {error}")
+                await asyncio.sleep(AGAIN_S)
+
+    async def _hand_in_first(self, shop: Shop) -> None:
         file = self._shelf.write_present(shop)
         mark, expected = self._mark(), self._expected(shop)
         run = await self._desk.hand_in(shop, file)
@@ -112,17 +144,25 @@ class Story:
         # Shops whose first round is seen through, in a ring: the next one changes, another repeats.
         for number in count():
             changing = await self._ready.get()
-            await self._change(changing, by_command=number % 3 == 0)
             repeating = await self._ready.get()
-            await self._repeat(repeating)
+            try:
+                await self._change(changing, by_command=number % 3 == 0)
+                await self._repeat(repeating)
+            except (ServerFailedError, DemoError) as error:
+                self.progress.fault(f"{changing.name} or {repeating.name}: {error}")
             for shop in (changing, repeating):
                 self._ready.put_nowait(shop)
             await asyncio.sleep(CHANGE_EVERY_S)
 
-    async def _change(self, shop: Shop, *, by_command: bool) -> None:
+    async def _change(self, shop: Shop, *, by_command: bool, has_new_photo: bool = False) -> None:
+        async with self._turns[shop.name]:
+            await self._hand_in_next(shop, by_command=by_command, has_new_photo=has_new_photo)
+
+    async def _hand_in_next(self, shop: Shop, *, by_command: bool, has_new_photo: bool) -> None:
         held = self._photos_held(shop)
         mark, log_mark = self._mark(), self._log_size()
-        file = self._shelf.write_next(shop)
+        self._changing.add(shop.name)
+        file = self._shelf.write_next(shop, has_new_photo=has_new_photo)
         expected = self._expected(shop)
         new_links = {
             link for ware in self._shelf.wares(shop) for link in self._shelf.links(shop, ware)
@@ -137,6 +177,7 @@ class Story:
         if not await self._wait_settled(shop, run, deadline_s=SETTLE_S):
             self._fault(f"{title}: not on the site after {SETTLE_S:.0f} s")
             return
+        self._changing.discard(shop.name)
         downloaded = self._downloaded(shop, log_mark)
         is_right = self._compare(title, self._happened(shop, mark), expected)
         is_right &= self._compare(f"{title}, downloads", set(downloaded), new_links - held)
@@ -144,14 +185,22 @@ class Story:
         self.progress.changes_right += is_right
 
     async def _repeat(self, shop: Shop) -> None:
+        async with self._turns[shop.name]:
+            await self._hand_in_again(shop)
+
+    async def _hand_in_again(self, shop: Shop) -> None:
         mark, log_mark = self._mark(), self._log_size()
+        # None, unless the last version was cut off, by an error that was noted then.
+        expected = self._expected(shop)
         run = await self._desk.hand_in(shop, self._shelf.write_present(shop))
         title = f"{shop.name}, same catalogue again"
         if not await self._wait_settled(shop, run, deadline_s=SETTLE_S):
             self._fault(f"{title}: run {run} is not over after {SETTLE_S:.0f} s")
             return
-        is_right = self._compare(title, self._happened(shop, mark), set())
-        is_right &= self._compare(f"{title}, downloads", self._downloaded(shop, log_mark), [])
+        self._changing.discard(shop.name)
+        is_right = self._compare(title, self._happened(shop, mark), expected)
+        if not expected:
+            is_right &= self._compare(f"{title}, downloads", self._downloaded(shop, log_mark), [])
         self.progress.repeats_right += is_right
 
     async def _wait_settled(self, shop: Shop, run: int, *, deadline_s: float) -> bool:
@@ -213,7 +262,7 @@ class Story:
         return False
 
     def _fault(self, text: str) -> None:
-        self.progress.faults.append(text)
+        self.progress.fault(text)
 
 
 def _facts(advert: Advert) -> tuple[str, float, list[str]]:

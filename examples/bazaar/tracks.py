@@ -37,6 +37,11 @@ class Track:
         return f"tracks/{self.name}.wav"
 
     @property
+    def cover_key(self) -> str:
+        """Where its cover is stored in `media`."""
+        return f"covers/{self.name}.jpg"
+
+    @property
     def lasts_s(self) -> int:
         """How long it plays."""
         return len(self.melody) * _NOTE_SAMPLES // _RATE
@@ -47,9 +52,12 @@ class Track:
 
 
 TRACKS: Final = (
-    Track("market-morning", "Market morning", "The Stalls", 261.63, (0, 4, 7, 12, 7, 4, 5, 9) * 4),
-    Track("old-bicycle", "Old bicycle", "Two Wheels", 220.0, (0, 3, 7, 10, 12, 10, 7, 3) * 4),
-    Track("last-bus", "Last bus home", "Night Line", 174.61, (0, 7, 12, 16, 14, 12, 7, 4) * 4),
+    Track("market-morning", "Market morning", "The Stalls", 261.63, (0, 4, 7, 12, 7, 4, 5, 9) * 8),
+    Track("old-bicycle", "Old bicycle", "Two Wheels", 220.0, (0, 3, 7, 10, 12, 10, 7, 3) * 8),
+    Track("last-bus", "Last bus home", "Night Line", 174.61, (0, 7, 12, 16, 14, 12, 7, 4) * 8),
+    Track("harbour-lights", "Harbour lights", "Low Tide", 196.0, (0, 7, 9, 7, 4, 7, 2, -3) * 8),
+    Track("north-window", "North window", "Paper Moon", 246.94, (0, 5, 9, 12, 14, 12, 9, 5) * 8),
+    Track("second-gear", "Second gear", "Motor Mila", 146.83, (0, 0, 7, 5, 12, 0, 10, 7) * 8),
 )
 
 

@@ -118,6 +118,13 @@ async def main() -> None:
     #: app.audit.lines
     for line in await app.audit.lines(lines_max=10):
         print(line.actor, line.command)
+    #: app.history.read
+    found = await app.history.read(["views_hits", "http_time"])
+    for line in found.series[0].lines:
+        print(line.label, line.values[-1])
+    #: app.history.marks
+    for mark in await app.history.marks():
+        print(mark.at, mark.kind, mark.text)
     #: -
     assert "site" in names
     #: app.blobs.put

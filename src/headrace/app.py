@@ -19,9 +19,11 @@ from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecor
 from headrace.engines.postgres import PostgresConfig
 from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel import spans
-from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, load_config
+from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, http_origin, load_config
 from headrace.kernel.errors import Conflict, require_extra
-from headrace.kernel.signing import load_or_create_secret
+from headrace.kernel.signing import CURSOR_USE, derive_key, load_or_create_secret
+from headrace.web.history import History
+from headrace.web.model import WebConfig
 
 if TYPE_CHECKING:
     from headrace.console.app import Console
@@ -66,7 +68,6 @@ def sections() -> dict[str, type[Any]]:
     from headrace.jobs import JobsConfig
     from headrace.media import MediaConfig
     from headrace.views import ViewsConfig
-    from headrace.web.model import WebConfig
 
     return {
         "data": DataConfig,
@@ -255,9 +256,6 @@ class Headrace:
         require_extra("fetch", "pycurl")
         from headrace.fetch import Fetch, FetchConfig
         from headrace.fetch.service.sellers import SELLER_USE, LinkSigning
-        from headrace.kernel.config import http_origin
-        from headrace.kernel.signing import derive_key
-        from headrace.web.model import WebConfig
 
         config = self.config.section(FetchConfig)
         origin = http_origin(self.config.section(WebConfig).listen)
@@ -284,7 +282,6 @@ class Headrace:
     def feed(self) -> Feed:
         """The feed room: `await app.feed.page(7)`."""
         from headrace.feed import Feed, FeedConfig
-        from headrace.kernel.signing import CURSOR_USE, derive_key
 
         config = self.config.section(FeedConfig)
         feed = Feed(
@@ -321,11 +318,15 @@ class Headrace:
     def audit(self) -> Audit:
         """The audit log of the console. Raises: ExtraMissing."""
         require_extra("web", "litestar")
-        from headrace.web.model import WebConfig
         from headrace.web.sessions import Audit
 
         kept_s = self.config.section(WebConfig).audit_kept_s
         return Audit(self.engines.postgres, kept_s=kept_s)
+
+    @cached_property
+    def history(self) -> History:
+        """What every room did by minute: `await app.history.read(["views_hits"])`."""
+        return History(self.engines.postgres)
 
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
@@ -428,12 +429,11 @@ class Headrace:
     def services(self) -> dict[str, Any]:
         """Services of installed rooms by name, as HTTP handlers receive them."""
         found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
+        found |= {"media": self.media, "history": self.history}
         if (fetch := self.installed_fetch()) is not None:
             found["fetch"] = fetch
-        found["media"] = self.media
         if find_spec("litestar"):
-            found["tokens"] = self.tokens
-            found["audit"] = self.audit
+            found |= {"tokens": self.tokens, "audit": self.audit}
         return found
 
     def routes(self) -> list[Any]:
@@ -443,12 +443,12 @@ class Headrace:
         from headrace.media import http as media_http
         from headrace.views import http as views_http
 
-        found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES]
+        found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES, *media_http.ROUTES]
         if find_spec("pycurl"):
             from headrace.fetch import http as fetch_http
 
             found += fetch_http.ROUTES
-        return [*found, *media_http.ROUTES]
+        return found
 
     def pages(self) -> Console:
         """The ASGI app of the console."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from headrace import Headrace
@@ -13,8 +14,12 @@ from headrace.cli.doctor import (
     check_media_urls,
     check_roles,
     check_token,
+    check_up,
 )
 from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
+from headrace.engines.backup.archive import Archive, BackupConfig
+from headrace.engines.backup.archiver import new_holder
+from headrace.engines.backup.standby import Source
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
@@ -129,3 +134,35 @@ def test_a_role_that_died_lately_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.undo()
     deaths.clear()
     assert check_roles(tmp_path) == []
+
+
+async def test_a_folder_that_is_no_site_is_named_instead_of_missing_engines(tmp_path):
+    archive_url, folder = (tmp_path / "archive").as_uri(), tmp_path / "data"
+    app = Headrace(flags={"data.folder": str(folder), "backup.url": archive_url})
+    primary = Archive(BackupConfig(url=archive_url), tmp_path / "first", writes=True)
+    await primary.claim(new_holder(None, tmp_path / "first", generation=1))
+    folder.mkdir()
+
+    async def reported():
+        return [found for found in await check_up(app, ()) if found.state == "fail"]
+
+    (folder / "recovering").touch()
+    [found] = await reported()
+    assert ("restore did not end" in found.text, found.fix) == (
+        True,
+        "delete it, and restore again",
+    )
+    (folder / "recovering").write_bytes(msgspec.json.encode(Source(1, 1, 0)))
+    [found] = await reported()
+    assert (found.subject, found.fix) == ("standby", "start `headrace standby`")
+    assert "does not run" in found.text
+    await primary.claim(new_holder(await primary.holder(), tmp_path / "other", generation=2))
+    [found] = await reported()
+    assert "follows generation 1" in found.text
+    await primary.claim(new_holder(await primary.holder(), folder, generation=2))
+    [found] = await reported()
+    assert "promoted to generation 2" in found.text
+    (folder / "fenced").write_text('{"reason": "another one is"}')
+    [found] = await reported()
+    assert found.text == "it was the primary: another one is"
+    await primary.close()

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.__main__ import main
 from headrace.cli.app_context import CommandLine
+from headrace.cli.extras import LIBRARIES
 from headrace.cli.main import NAMES, ROOMS, build_group, take_global_options
-from headrace.cli.roles import LIBRARIES
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_global_options_may_appear_anywhere_before_a_lone_dash_dash():
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [
-        (["no-such-noun"], 2, "No such command"),
+        (["no-such-noun"], 2, "'no-such-noun' is not a command"),
         (["jobs", "show"], 2, "Missing argument"),
         (["config", "show", "--data"], 2, "--data needs a value"),
         (["up", "nonsense"], 2, "use module:attribute"),
@@ -58,7 +58,7 @@ def test_errors_have_exit_codes_and_advice(folder, capfd, arguments, exit_code, 
 
 def test_with_json_an_error_is_one_document(folder, capfd):
     assert main(["jobs", "show", "1", "--json"]) == 7
-    problem = json.loads(capfd.readouterr().err)
+    problem = json.loads(capfd.readouterr().err)["error"]
     assert problem["code"] == "engines.not_running"
     assert problem["retryable"] is True
 
@@ -71,7 +71,7 @@ def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch)
     monkeypatch.setenv("HEADRACE_JOBS_ALERTS_WEBHOOK_URL", "https://hooks.example/T0/hunter2")
     assert main(["config", "show", "--json"]) == 0
     out = capfd.readouterr().out
-    rows = {row["name"]: row for row in json.loads(out)}
+    rows = {row["name"]: row for row in json.loads(out)["items"]}
     assert rows["web.listen"]["source"] == "headrace.toml"
     assert rows["postgres.url"]["source"] == "HEADRACE_POSTGRES_URL"
     assert rows["blobs.put_threads"]["source"] == "default"
@@ -150,6 +150,15 @@ def test_a_missing_extra_is_named(folder, capfd, monkeypatch):
     for role in ("api", "up"):
         assert main([role]) == 2
         assert "pip install 'WHEEL[web]'" in capfd.readouterr().err
+
+
+def test_all_missing_extras_are_named_at_once(folder, capfd, monkeypatch):
+    (folder / "headrace.toml").write_text('[media]\nvariants = ""\n')
+    monkeypatch.setenv("HEADRACE_MEDIA_VARIANTS", "320x240")
+    for extra in ("web", "media", "variants"):
+        monkeypatch.setitem(LIBRARIES, extra, ("no_such_library",))
+    assert main(["up"]) == 2
+    assert "pip install 'WHEEL[web,media,variants]'" in capfd.readouterr().err
 
 
 def test_a_command_imports_only_its_modules():

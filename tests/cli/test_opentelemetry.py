@@ -61,7 +61,8 @@ def test_a_trace_follows_a_request_to_its_acks(tmp_path):
 
 
 def traces_in_doctor(site):
-    [found] = [row for row in site.run("doctor", exit_code=None) if row["subject"] == "traces"]
+    rows = site.run("doctor", exit_code=None)["items"]
+    [found] = [row for row in rows if row["subject"] == "traces"]
     return found["state"]
 
 
@@ -136,4 +137,4 @@ def test_a_role_without_the_libraries_names_the_extra(tmp_path):
             check=False,
         )
         assert ended.returncode == 2, ended.stderr
-        assert "[otel]" in json.loads(ended.stderr)["detail"]
+        assert "[otel]" in json.loads(ended.stderr)["error"]["message"]

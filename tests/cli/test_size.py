@@ -27,13 +27,15 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("text", "per_second"),
-    [("150", 150), ("9k/min", 150), ("4M/h", 1111.1), ("350M/d", 4050.9), ("0.5/s", 0.5)],
+    [("150", 150), ("9k/min", 150), ("4M/h", 1111.1), ("350M/day", 4050.9), ("1M/d", 11.574)],
 )
 def test_rates(text, per_second):
     assert parse_per_second(text) == pytest.approx(per_second, rel=1e-4)
 
 
-@pytest.mark.parametrize("text", ["", "x", "9k/week", "-1", "nan", "inf", "1e40", "5/month", "k"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "9k/week", "-1", "nan", "inf", "1e40", "5/month", "k", "5/"]
+)
 def test_what_is_no_rate_is_refused(text):
     with pytest.raises(InvalidRate):
         parse_per_second(text)
@@ -56,6 +58,10 @@ def test_a_machine_is_added_where_one_does_not_suffice():
     needed = machines(found, cores=16, share=0.5)
     assert needed["agents"] >= 100 / 8
     assert needed["media nodes"] == 15
+    long = demands(Load(jobs=4_000, job_s=40), cores=16)
+    assert machines(long, cores=16, share=0.5)["agents"] == 157
+    only_media = machines(demands(Load(media_bits=1e9), cores=16), cores=16, share=0.5)
+    assert {kind for kind, count in only_media.items() if count} == {"media nodes"}
 
 
 def test_the_command_prints_lines_and_json():
@@ -63,7 +69,14 @@ def test_the_command_prints_lines_and_json():
     printed = CliRunner().invoke(size, ["--hits", "100k", "--peak", "2"], obj=line)
     assert printed.exit_code == 0
     assert "exhausted first" in printed.output
+    assert printed.output.split()[:10] == (
+        ["load", "at", "the", "peak:", "hits", "200,000", "a", "second", "(8,640,000,000", "in"]
+    )
     assert "CPU of Valkey" in printed.output
+    assert "left out" not in printed.output
+    printed = CliRunner().invoke(size, ["--jobs", "4k", "--media", "100Gbit/s"], obj=line)
+    assert printed.output.count("\n  ") >= 7
+    assert "left out:\n  CPU of your handlers: --job-cpu-ms\n" in printed.output
     line.is_json = True
     value = json.loads(CliRunner().invoke(size, ["--hits", "200k"], obj=line).output)
     assert value["machines"]["Valkey, cores"] > 1
@@ -84,6 +97,10 @@ def test_the_costs_are_those_of_the_record():
         ["--jobs", "1", "--peak", "nan"],
         ["--jobs", "1", "--peak", "inf"],
         ["--photos", "1", "--photo-kb", "nan"],
+        ["--photos", "1", "--photo-kb", "0"],
+        ["--jobs", "-1"],
+        ["--media", "1G", "--hops", "1.5"],
+        ["--media", "1G", "--connections", "500k/min"],
         ["--jobs", "1", "--share", "0"],
         ["--media", "1G", "--from-disk", "0.6", "--fills", "0.6"],
     ],

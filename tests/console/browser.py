@@ -45,6 +45,28 @@ RUN_AXE = """async (rules) => {
 }"""
 
 
+PHONE_FAULTS = """() => {
+  const shown = (one) => one.checkVisibility() && one.getBoundingClientRect().height > 1;
+  const found = [];
+  const links = '.rooms a, .tabs a, a.button, button';
+  const controls = `${links}, select, textarea, input:not([type=checkbox])`;
+  for (const one of document.querySelectorAll(controls)) {
+    const high = one.getBoundingClientRect().height;
+    if (shown(one) && high < 39.5) found.push(`${high} px high: ${one.outerHTML.slice(0, 99)}`);
+  }
+  for (const one of document.querySelectorAll('td.n, .tile .v, .rate')) {
+    const text = one.innerText;
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    const lineHeight = parseFloat(getComputedStyle(one).lineHeight);
+    const isBroken = range.getBoundingClientRect().height > 1.9 * lineHeight;
+    if (shown(one) && /\\d/.test(text) && isBroken) found.push(`broken over lines: ${text}`);
+  }
+  return found;
+}"""
+"""Controls that are too small for a finger, and numbers that break over lines."""
+
+
 def chromium_path() -> str | None:
     """Path of Chromium: `HEADRACE_CHROMIUM`, or the system's."""
     return os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium")
@@ -103,6 +125,10 @@ class Screen:
 
     async def _fits(self) -> bool:
         return await self.overflow() == 0
+
+    async def phone_faults(self) -> list[str]:
+        """Faults that only a narrow window shows."""
+        return list(await self.page.evaluate(PHONE_FAULTS))
 
     async def wait_live(self) -> None:
         """Wait until the page reports that it is live."""

@@ -48,8 +48,8 @@ FINAL = ("done", "held", "refused", "dry", "superseded", "abandoned")
 class ConsoleStack:
     """A running system with its folder, addresses and sellers' host."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, site: str = "console_site:app") -> None:
+        self.folder, self.site = folder, site
         self.seller = SellerHost()
         self.process: HeadraceProcess | None = None
         self.api = self.media = self.token = ""
@@ -66,7 +66,9 @@ class ConsoleStack:
         (self.folder / "headrace.toml").write_text(settings)
         here = f"{self.folder}:{Path(__file__).parent}"
         self.process = HeadraceProcess(
-            ["up", "console_site:app", "--json"], folder=self.folder, env={"PYTHONPATH": here}
+            ["up", *filter(None, [self.site]), "--json"],
+            folder=self.folder,
+            env={"PYTHONPATH": here},
         )
         out = self.process.wait_out('"api":')
         reported = json.loads(next(line for line in out.splitlines() if '"api":' in line))

@@ -43,6 +43,7 @@ SEEDS = (
 TEXTS = {
     "/": "Live state",
     "/audit": "Every action attempted",
+    "/search": "Screens, and things of all rooms",
     "/jobs": "thumbs",
     "/jobs/hosts": "Slots by host",
     "/jobs/decisions": "Slot decisions",
@@ -74,7 +75,7 @@ TEXTS = {
     "/feed/why": "has muted",
     "/feed/index": "Newest post",
     "/media": "local mode",
-    "/media/objects": TRACK,
+    "/media/objects": TRACK.rpartition("/")[2],
     "/media/object": "audio/",
     "/media/cluster": "No cluster",
     "/media/traces": "No active traces",
@@ -174,6 +175,24 @@ def test_pages_show_what_the_api_returns(crawl, stack):
     assert "\n".join(crawl.faults) == ""
 
 
+def test_a_failed_job_is_two_presses_from_the_overview(crawl, stack):
+    stack.wait("/v1/jobs?queue=broken&state=failed", lambda page: len(page["jobs"]) >= len(CORPUS))
+    overview = crawl.open("/console")
+    causes = [url for url in overview.links if "/jobs/jobs?queue=broken&state=failed" in url]
+    assert causes
+    assert any("/do/jobs.bulk_retry?queue=broken" in url for url in overview.links)
+    matching = crawl.open(causes[0])
+    job = next(url for url in matching.links if re.fullmatch(r"/console/jobs/jobs/\d+", url))
+    assert any(f"/do/jobs.retry_job?job={job.rpartition('/')[2]}" in url for url in matching.links)
+    page = crawl.open(job)
+    assert "ValueError" in page.text
+    assert any("/do/jobs.retry_job" in url for url in page.links)
+    assert "Publish held item" in crawl.open("/console/do/fetch-release").text
+    # Other tests may have published one of the two held items.
+    for text in ("queue broken: ", "held items?: ", "photos of bike-shop: 2 photos of "):
+        assert re.search(text, " ".join(overview.text.split()))
+
+
 def test_a_feed_is_paged_to_its_end(crawl, stack):
     posts = stack.call("GET", "/v1/feed/viewers/anna?limit=200")["posts"]
     url, seen = "/console/feed?viewer=anna", []
@@ -240,6 +259,7 @@ async def test_screens_are_accessible_at_two_widths_and_in_both_themes(screen, c
         await screen.narrow()
         await screen.page.emulate_media(color_scheme="dark")
         assert not await screen.findings(rules=PHONE_RULES), url
+        assert await screen.phone_faults() == [], url
 
 
 async def test_long_names_fit_a_phone_and_the_current_tab_is_visible(tab, stack):

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
-from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
+from headrace.console.screens.health import death_issues
+from headrace.console.screens.health_rooms import (
+    feed_issues,
+    media_issues,
+    run_issues,
+    trouble_issues,
+    views_issues,
+)
+from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import PanelData, Rates, parse_series
+from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import RunState
+from headrace.fetch.service.lookup import Trouble
+from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -76,6 +91,91 @@ def test_the_flush_state_is_that_of_the_worst_shard():
     assert words == ["flush is late", "flushing", "flushed"]
 
 
+def test_growth_and_restarts_are_those_of_ten_minutes():
+    rates = Rates(None)
+    died = 'agent_slots_ended_total{how="died",role="agent"}'
+    for at_s, slots in ((0, 5), (300, 6), (590, 6), (900, 2), (905, 9)):
+        rates.add(float(at_s), parse_series(f"{died} {slots}.0\n"))
+    # From 590 on: it was reset to 0 and counted 2, then 7 more.
+    assert rates.grown("agent_slots_ended_total", 'how="died"') == 9
+    rates.note_processes(0.0, {"agent-1", "media-2"})
+    assert (rates.restarts("agent"), rates.restarts("media")) == (0, 0)
+    for at_s, process in ((100.0, "agent-3"), (700.0, "agent-4"), (800.0, "agent-5")):
+        rates.note_processes(at_s, {process, "media-2"})
+    assert (rates.restarts("agent"), rates.restarts("media")) == (2, 0)
+    roles, slots = death_issues(rates)
+    assert (roles.tone, roles.text) == ("warn", "started again 2 times in the last 10 min")
+    assert slots.text == "9 slots died in the last 10 min"
+    first = Rates(None)
+    for at_s, text in (
+        (0.0, 'up{role="agent"} 1\n'),
+        (2.0, f"{died} 1.0\n"),
+        (4.0, f"{died} 3.0\n"),
+    ):
+        first.add(at_s, parse_series(text))
+    assert first.grown("agent_slots_ended_total") == 3, "the series begins with the first death"
+
+
+def test_troubles_of_the_rooms_are_issues_with_remedies():
+    def run(number, customer, state="done", **outcomes):
+        more = {"reason": "why", "started_at": NOON, "photos": 9, "photos_by_outcome": outcomes}
+        return SimpleNamespace(run=number, customer=customer, state=state, **more)
+
+    bad = {"failed:http_404": 2, "refused:not_an_image": 1}
+    runs = [run(4, "a", stored=5, **bad), run(3, "b", "held"), run(2, "c", "refused"), run(1, "a")]
+    held, others, refused, photos = run_issues(PanelData(runs), 3, str.upper)
+    assert [one.label for one in held.remedies] == ["Apply", "Discard"]
+    assert others.subject == "2 other held catalogues"
+    assert (refused.subject, refused.cause) == ("catalogue of c was refused", "why")
+    assert (photos.text, photos.cause) == (
+        "3 photos of 9 in the newest run not stored",
+        "FAILED:HTTP_404",
+    )
+    trouble = {"things": 1, "since_at": NOON, "cause": "429", "customer": "a", "run": None}
+    found = [Trouble(kind=kind, **trouble) for kind in ("webhook", "held_run")]
+    [webhook] = trouble_issues(PanelData(found))
+    assert webhook.remedies[0] == ("fetch-webhook-test", {"customer": "a"}, "Test")
+    backlog = FeedBacklog(overdue=2, overdue_since_at=NOON, unswept_s=90.0)
+    shards = [SimpleNamespace(state="building")]
+    texts = [one.subject for one in feed_issues(PanelData(backlog), PanelData(shards))]
+    assert texts == [
+        "feed: scheduled posts are late",
+        "feed: sweep is late",
+        "feed: index is not ready",
+    ]
+    alone = ShardLag(shard=0, through="0-1", pending=1, oldest_s=90.0, flusher=None)
+    texts = [one.subject for one in views_issues(PanelData([alone]))]
+    assert texts == ["views: no flusher", "views: flush is late"]
+
+
+def test_failing_nodes_disks_and_answers_of_media_are_issues():
+    rates = Rates(None)
+    answers = 'media_requests_total{status="%d",role="media"} %d.0\n'
+    for at_s, ok, missing, broken in ((0, 0, 0, 0), (60, 900, 100, 3)):
+        text = answers % (200, ok) + answers % (404, missing) + answers % (503, broken)
+        rates.add(float(at_s), parse_series(text))
+    node = SimpleNamespace(name="m1", is_alive=False)
+    disk = {"id": "d", "path": "/d", "size_bytes": 1, "frames": 1, "used": 1}
+    disks = [Disk(**disk, state="out", fault="EIO", rotten=2), Disk(**disk, state="in use")]
+    found = list(media_issues(rates, PanelData(disks), PanelData([node]), 'role="media"'))
+    assert [(one.tone, one.subject) for one in found] == [
+        ("bad", "media node m1"),
+        ("bad", "disk /d"),
+        ("warn", "disk /d"),
+        ("bad", "media: objects could not be read"),
+        ("warn", "media: objects are missing"),
+    ]
+    assert found[4].text.startswith("100 requests of 1,003 in the last 10 min")
+
+
+def test_every_remedy_is_an_action_of_a_room():
+    actions = {action.name: action for room in ROOMS for action in room.actions}
+    source = inspect.getsource(health) + inspect.getsource(health_rooms)
+    named = set(re.findall(r'Remedy\(\s*"([\w.-]+)"', source))
+    assert len(named) > 8
+    assert named <= actions.keys()
+
+
 def test_every_run_state_has_text_and_tone():
     assert WORDS.keys() == TONES.keys() == set(RunState)
 
@@ -84,5 +184,3 @@ def test_only_images_audio_and_video_have_previews():
     kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
     assert kinds == ["image", "", "audio", "", ""]
     assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]
-    assert folders_of("a", ["a/x", "a/b/1", "a/b/2", "a/c/d/3"]) == [("b", "a/b"), ("c", "a/c")]
-    assert folders_of("", ["x", "t/1"]) == [("t", "t")]

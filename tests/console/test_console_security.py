@@ -216,7 +216,7 @@ async def test_invisible_characters_are_escaped_in_text_and_kept_in_fields(at):
         assert "\\u202e" in Page(path, text).text, path
         if path in turned:
             assert "\\u202e" in Page(path, text).title, path
-            assert "\u202e" in re.search(r"<input id=[^>]*>", text)[0], "sent back as it was"
+            assert "\u202e" in re.search(r"<input id=\"f-[^>]*>", text)[0], "sent back as it was"
 
 
 async def test_limit_forms_show_the_exact_window(at):

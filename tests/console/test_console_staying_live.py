@@ -128,7 +128,7 @@ async def test_rows_wait_while_a_filter_is_edited(screen, stack):
     await wait_state(screen, WAITS)
     assert await page.locator("[name=q]:focus").input_value() == "cam"
     await page.keyboard.press("Enter")
-    await page.get_by_role("link", name="came-2").wait_for()
+    await page.get_by_role("link", name="came-2", exact=True).wait_for()
     await screen.wait_live()
 
 
@@ -152,7 +152,7 @@ async def test_lost_and_silent_streams_are_replaced(screen, stack):
     await wait_state(screen, "not live: disconnected, values are not updated")
     stack.queue("came-meanwhile")
     await screen.context.set_offline(False)
-    await page.get_by_role("link", name="came-meanwhile").wait_for()
+    await page.get_by_role("link", name="came-meanwhile", exact=True).wait_for()
     await screen.wait_live()
 
 

@@ -240,15 +240,25 @@ def test_close_readings_give_no_rates_and_ended_roles_are_reported():
     assert (line.subject, line.text) == ("role flusher on this machine", "no metrics for 12 s")
 
 
+def _failures(queue, state, *, jobs, error):
+    cause = error.partition(":")[0]
+    ended = {"first_at": NOW, "last_at": NOW, "last_error": error}
+    return QueueFailures(queue=queue, state=state, cause=cause, jobs=jobs, **ended)
+
+
 def test_failures_and_unreadable_sources_are_issues():
     failures = [
-        QueueFailures(queue="a b", state="failed", jobs=1, last_at=NOW, last_error="ValueError: x"),
-        QueueFailures(queue="q", state="quarantined", jobs=1000, last_at=NOW, last_error="killed"),
+        _failures("a b", "failed", jobs=1, error="ValueError: x"),
+        _failures("q", "quarantined", jobs=1000, error="killed"),
+        *(_failures("many", "failed", jobs=2, error=f"E{n}x: x") for n in range(9)),
     ]
-    one, other = failure_issues(PanelData(failures))
+    one, other, *_, rest = failure_issues(PanelData(failures))
     assert (one.tone, other.tone) == ("bad", "bad")
-    assert one.text == "1 job failed in the last hour; the last error: ValueError: x"
-    assert one.href == "/console/jobs/jobs?queue=a+b&state=failed"
+    assert (one.text, one.cause) == ("1 job failed in the last hour", "ValueError: x")
+    assert one.href == "/console/jobs/jobs?queue=a+b&state=failed&q=ValueError"
+    matching = {"queue": "a b", "state": "failed", "q": "ValueError"}
+    assert one.remedies[0] == ("jobs.bulk_retry", matching, "Retry all")
+    assert (rest.subject, rest.text) == ("3 other causes", "6 jobs failed in the last hour")
     assert other.text.startswith("1,000 or more jobs quarantined")
     assert list(failure_issues(PanelData(error="no answer"))) == []
     sources = {
@@ -292,7 +302,8 @@ def test_many_alerts_are_summarized():
 @pytest.mark.parametrize(
     ("ready", "leased", "load", "done_per_s", "state"),
     [
-        (0, 0, 1.31, 5.0, "idle"),
+        (0, 0, 0.0, 0.0, "idle"),
+        (0, 0, 0.88, 5.0, "caught up"),
         (9, 2, 1.31, 5.0, "behind"),
         (9, 0, None, 0.0, "waiting"),
         (9, 0, 0.5, 5.0, "running"),
@@ -309,6 +320,7 @@ def test_queue_states(ready, leased, load, done_per_s, state):
         wait_s=None,
         wait_max_s=None,
         done_per_s=done_per_s,
+        has_run=done_per_s > 0,
     )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")

@@ -41,7 +41,7 @@ class Primary:
         self.engines = EmbeddedEngines(
             folder, durable=False, extra={"max_slot_wal_keep_size": "64MB"}
         )
-        self.archive = Archive(self.config, folder)
+        self.archive = Archive(self.config, folder, writes=True)
         self.url = ""
 
     async def start(self):
@@ -161,7 +161,9 @@ async def test_a_restore_has_the_rows_of_its_time_and_the_newest_has_all(primary
         await restore(primary.archive, tmp_path / "now", to=None)
 
 
-async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, tmp_path):
+async def test_damage_in_the_archive_is_named_and_an_older_base_restores_all(primary, tmp_path):
+    await primary.keep(99)
+    older = await primary.base()
     base = await primary.base()
     await primary.keep(100)
     verified = await verify(primary.archive, tmp_path / "data")
@@ -169,7 +171,7 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
     assert list(tmp_path.iterdir()) == [], "the scratch folder is removed"
     copy = tmp_path / "copy"
     shutil.copytree(primary.archive_folder, copy)
-    archive = Archive(BackupConfig(url=copy.as_uri()))
+    archive = Archive(BackupConfig(url=copy.as_uri()), tmp_path / "reader")
     assert (await read_state(archive)).backups[-1].verified_at == verified.at
 
     piece = copy / base.piece(0)
@@ -177,6 +179,13 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
     piece.write_bytes(whole[:-1])
     with pytest.raises(BackupDamaged, match=f"{base.piece(0)}.*{len(whole) - 1} bytes"):
         await verify(archive, tmp_path / "data")
+    shown = {one.base.id: one for one in (await read_state(archive)).backups}
+    assert (shown[base.id].until, base.piece(0) in shown[base.id].fault) == (None, True)
+    assert shown[older.id].until is not None
+    restored = await restore(archive, tmp_path / "restored", to=None)
+    assert (restored.base, list(restored.unused)) == (older.id, [base.id])
+    assert (await rows_in(tmp_path / "restored"))[-2:] == [99, 100]
+    shutil.rmtree(tmp_path / "restored")
     piece.write_bytes(whole)
     newest = max((copy / "log" / "000001").glob("*/*"), key=lambda path: path.parts[-2:])
     newest.write_bytes(newest.read_bytes()[:-5])
@@ -184,15 +193,30 @@ async def test_damage_in_the_archive_is_found_by_a_rehearsal_and_named(primary, 
         await verify(archive, tmp_path / "data")
     [state] = [one for one in (await read_state(archive)).backups if one.base.id == base.id]
     assert (state.until, newest.name in state.fault) == (None, True)
+    with pytest.raises(BackupDamaged, match=r"the log before the damage ends at 2") as caught:
+        await restore(archive, tmp_path / "newest", to=None)
+    last = datetime.fromisoformat(caught.value.text.rpartition(" ")[2])
+    with pytest.raises(BackupDamaged, match=f"{newest.parent.name}.*the log before the damage"):
+        await restore(archive, tmp_path / "newest", to=last + timedelta(seconds=1))
+    await restore(archive, tmp_path / "earlier", to=last)
+    assert (await rows_in(tmp_path / "earlier"))[-1] >= 99
+    shutil.rmtree(tmp_path / "earlier")
     shutil.rmtree(copy / "log" / "000001" / segment_name(1, base.start))
     with pytest.raises(BackupDamaged, match="is missing"):
         await verify(archive, tmp_path / "data")
+    with pytest.raises(BackupDamaged, match="is missing"):
+        await restore(archive, tmp_path / "failed", to=None)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
     await archive.close()
 
 
 async def test_commits_continue_while_the_archive_is_away_and_a_gap_is_never_hidden(tmp_path):
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
+        (tmp_path / "data" / "token").mkdir()
+        with pytest.raises(IsADirectoryError):
+            await primary.base()
+        assert not list((tmp_path / "archive" / "base").glob("*/*")), "no piece is left"
+        (tmp_path / "data" / "token").rmdir()
         await primary.base()
         await primary.keep(1)
         shutil.move(tmp_path / "archive", tmp_path / "unmounted")
@@ -224,6 +248,19 @@ async def test_commits_continue_while_the_archive_is_away_and_a_gap_is_never_hid
         await restore(primary.archive, tmp_path / "again", to=None)
         assert await rows_in(tmp_path / "again") == [1, 2, 3, *[4] * 8, 5]
 
+        # The next start frees the archive though no base backup is due.
+        left = tmp_path / "archive" / "base" / "20200101T000000Z"
+        await primary.archive.put_piece(left.name, 0, b"of a backup that was killed")
+        stop.clear()
+        running = asyncio.create_task(primary.archiver.run(stop, version="1"))
+        await wait_true(lambda: is_absent(left), what="it is deleted")
+        stop.set()
+        await running
+
+
+async def is_absent(path):
+    return not path.exists()
+
 
 async def has_bases(archive, count):
     return len(await archive.bases()) == count
@@ -234,7 +271,7 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         await primary.base()
         await primary.keep(1)
         folder = tmp_path / "standby"
-        archive = Archive(primary.config)
+        archive = Archive(primary.config, tmp_path / "reader")
         await make_standby(archive, folder)
         with pytest.raises(FolderUnusable, match="headrace standby"):
             await EmbeddedEngines(folder).start()
@@ -251,8 +288,8 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         running = asyncio.create_task(Standby(archive, folder, primary.config).run(asyncio.Event()))
         await wait_true(lambda: replays(folder, 51), what="the standby has row 51")
         await primary.keep(52)
-        holder = await promote(Archive(primary.config), folder)
-        assert holder.generation == 2
+        holder, is_new = await promote(archive, folder)
+        assert (holder.generation, is_new) == (2, True)
         assert await running is True
         with pytest.raises(Fenced, match=str(folder)):
             await primary.keep(53)
@@ -271,6 +308,9 @@ async def test_a_promoted_standby_has_all_archived_rows_and_the_primary_is_fence
         async with primary_in(tmp_path / "both", tmp_path / "archive") as copy:
             with pytest.raises(ArchiveTaken, match="headrace promote"):
                 await copy.keep(61)
+        for again, generation, is_new in [(False, 3, True), (False, 3, False), (True, 4, True)]:
+            found = await promote(archive, tmp_path / "both", again=again)
+            assert (found[0].generation, found[1]) == (generation, is_new)
     assert await rows_in(tmp_path / "both") == [*range(1, 53), 60, 61]
     await archive.close()
 
@@ -310,10 +350,12 @@ async def test_a_truncated_newest_part_is_written_again_and_an_older_copy_is_ref
 async def test_a_standby_refuses_a_second_promotion(tmp_path):
     async with primary_in(tmp_path / "data", tmp_path / "archive") as primary:
         await primary.base()
-        archive = Archive(primary.config)
+        archive = Archive(primary.config, tmp_path / "reader")
         for name in ("one", "two"):
             await make_standby(archive, tmp_path / name)
         await promote(archive, tmp_path / "one")
+        held, is_new = await promote(archive, tmp_path / "one")
+        assert (held.generation, is_new) == (2, False)
         with pytest.raises(StandbyLeft, match=str(tmp_path / "one")):
             await promote(archive, tmp_path / "two")
         with pytest.raises(StandbyLeft):

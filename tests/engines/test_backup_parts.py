@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from datetime import UTC, datetime, timedelta
 
@@ -10,14 +11,13 @@ import pytest
 
 from headrace.engines.backup.archive import (
     Archive,
-    ArchiveDown,
-    ArchiveMissing,
     ArchiveTaken,
     BackupConfig,
     Base,
     Fenced,
     base_id_at,
 )
+from headrace.engines.backup.archive_store import ArchiveDown, ArchiveMissing, fault_and_fix
 from headrace.engines.backup.archiver import (
     Identity,
     new_holder,
@@ -25,7 +25,8 @@ from headrace.engines.backup.archiver import (
     require_holder,
     write_identity,
 )
-from headrace.engines.backup.restore import extend_segment
+from headrace.engines.backup.restore import OutsideArchive, extend_segment, plan_restore
+from headrace.engines.backup.state import read_state
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,
@@ -37,7 +38,7 @@ from headrace.engines.backup.wal import (
     segment_start,
     unbroken,
 )
-from headrace.engines.blobs import BlobChanged
+from headrace.engines.blobs import BlobChanged, BlobsDown
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 NAME = segment_name(1, 3 * SEGMENT_BYTES)
@@ -47,7 +48,7 @@ FIRST = segment_start(NAME)
 @pytest.fixture
 async def archive(tmp_path):
     config = BackupConfig(url=(tmp_path / "archive").as_uri())
-    archive = Archive(config, tmp_path / "data")
+    archive = Archive(config, tmp_path / "data", writes=True)
     yield archive
     await archive.close()
 
@@ -119,7 +120,7 @@ async def test_one_folder_holds_the_archive_and_a_copy_or_former_holder_is_refus
     require_holder(own, read_identity(first), archive)
     with pytest.raises(ArchiveTaken, match=str(first)):
         require_holder(own, read_identity(second), archive)
-    other = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()))
+    other = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()), tmp_path / "other")
     held = await other.holder()
     await other.claim(new_holder(held, second, generation=2))
     with pytest.raises(Fenced, match=f"{second}.*generation 2"):
@@ -141,8 +142,36 @@ async def test_an_archive_folder_that_disappears_is_never_created_again(archive,
     with pytest.raises(ArchiveDown, match="mount its disk"):
         await archive.holder()
     assert not (tmp_path / "archive").exists()
-    with pytest.raises(ArchiveMissing, match="mount its disk"):
-        Archive(BackupConfig(url=(tmp_path / "archive").as_uri()))
+    # A data folder that never used it cannot know that there was one.
+    for folder, error in (("data", ArchiveDown), ("other", ArchiveMissing)):
+        reader = Archive(BackupConfig(url=(tmp_path / "archive").as_uri()), tmp_path / folder)
+        with pytest.raises(error, match="mount its disk"):
+            await read_state(reader)
+        await reader.close()
+    assert not (tmp_path / "archive").exists()
+    # Another archive may be begun with the same data folder.
+    fresh = Archive(BackupConfig(url=(tmp_path / "new").as_uri()), tmp_path / "data", writes=True)
+    await fresh.claim(new_holder(None, tmp_path / "first", generation=1))
+    with pytest.raises(ArchiveMissing):
+        await plan_restore(fresh, None)
+    await fresh.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "fault", "fix"),
+    [
+        (errno.ENOSPC, "no space left", "shorten backup.keep"),
+        (errno.EROFS, "mounted read-only", "mount it writable"),
+        (errno.EACCES, "permission denied", "chown"),
+        (None, "EndOfFile", "credentials"),
+    ],
+)
+async def test_a_write_that_fails_is_named_in_plain_words(number, fault, fix):
+    down = BlobsDown("the object store failed")
+    down.reason = "EndOfFile"
+    down.__cause__ = OSError(number, "text") if number else RuntimeError()
+    found = fault_and_fix(down, "file:///archive")
+    assert (fault in found[0], fix in found[1]) == (True, True)
 
 
 async def put_base(archive, days_ago, generation=1):
@@ -188,9 +217,25 @@ async def test_what_no_restore_needs_is_deleted(archive, tmp_path):
     assert (len(await archive.segments(1)), len(await archive.segments(2))) == (0, 1)
 
 
-async def test_a_damaged_record_is_reported_by_name(archive, tmp_path):
-    base = await put_base(archive, 1)
-    path = tmp_path / "archive" / "base" / base.id / "backup.json"
-    path.write_bytes(msgspec.json.encode(base)[:40])
-    with pytest.raises(BackupDamaged, match=base.id):
-        await archive.bases()
+async def test_a_damaged_record_is_reported_by_name_and_hides_no_other_base(archive, tmp_path):
+    older, base = await put_base(archive, 2), await put_base(archive, 1)
+    for one in (base, older):
+        path = tmp_path / "archive" / "base" / one.id / "backup.json"
+        path.write_bytes(msgspec.json.encode(one)[:40])
+        state = await read_state(archive)
+        assert one.id in state.unreadable[one.id]
+        assert len(state.backups) == 2 - len(state.unreadable)
+    with pytest.raises(BackupDamaged, match=f"{older.id}.*{base.id}"):
+        await plan_restore(archive, None)
+
+
+async def test_a_restore_never_leaves_out_a_newer_generation_without_saying_so(archive, tmp_path):
+    stored = encode_part(FIRST, b"x" * 10, NOW)
+    base = await put_base(archive, 7)
+    await archive.put_part(1, segment_name(1, base.start), FULL, stored)
+    assert (await plan_restore(archive, None)).base.id == base.id
+    newer = await put_base(archive, 6, generation=2)
+    (tmp_path / "archive" / "base" / newer.id / "backup.json").write_bytes(b"{")
+    with pytest.raises(OutsideArchive, match=r"newest generation.*--to 2026-11-01T12:00"):
+        await plan_restore(archive, None)
+    assert (await plan_restore(archive, NOW)).unused.keys() == {newer.id}

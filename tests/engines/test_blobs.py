@@ -75,6 +75,24 @@ async def keys_of(store, prefix):
     return sorted([info.key async for info in store.list(prefix)])
 
 
+async def test_a_folder_is_paged_by_name(store):
+    for key in ("pages/b/1.jpg", "pages/a.jpg", "pages/b/2.jpg", "pages/c.jpg", "other/x.jpg"):
+        await store.put(key, b"12")
+    if store.folder is not None:
+        (store.folder / "pages" / "link").symlink_to(store.folder / "other")
+        (store.folder / "pages" / ".draft").write_bytes(b"1")
+    first = await store.children("pages", children_max=2)
+    assert [(one.name, one.size_bytes) for one in first] == [("a.jpg", 2), ("b", None)]
+    info = await store.info("pages/a.jpg")
+    assert (first[0].etag, first[0].modified_at) == (info.etag, info.modified_at)
+    rest = await store.children("pages", after="b", children_max=9)
+    assert [one.name for one in rest] == ["c.jpg"]
+    assert await store.children("pages/none", children_max=9) == []
+    assert "pages" in [one.name for one in await store.children("", children_max=99)]
+    with pytest.raises(InvalidBlobKey):
+        await store.children("pages/../other", children_max=9)
+
+
 async def test_objects_are_put_replaced_read_listed_and_deleted(store):
     for data in (b"old", b"0123456789"):
         await store.put("photos/ab/one.jpg", data)
@@ -324,7 +342,7 @@ async def test_an_archive_of_backups_in_a_bucket_has_one_holder_and_returns_its_
 ):
     """The same code as for a folder, except for conditional puts and lists."""
     config = BackupConfig(url=f"{s3_server[1]}/backup-{tmp_path.name}")
-    one, two = Archive(config, tmp_path / "one"), Archive(config)
+    one, two = (Archive(config, tmp_path / name) for name in ("one", "two"))
     assert await one.holder() is None
     own = new_holder(None, tmp_path / "one", generation=1)
     await one.claim(own)

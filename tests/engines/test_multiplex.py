@@ -22,6 +22,7 @@ from headrace.engines.multiplex import (
 from headrace.engines.multiplex.connection import Bounds
 from headrace.engines.multiplex.reconnecting_connection import address_of
 from headrace.engines.valkey import ValkeyConfig, ValkeyDown
+from headrace.kernel.config import InvalidConfig
 
 QUICK = Bounds(timeout_s=0.2)
 CANCELLED = asyncio.CancelledError
@@ -302,6 +303,8 @@ def test_addresses_are_parsed_as_the_stock_client_parses_them():
     assert (tls.host, tls.port, tls.path) == ("cache.example", 7000, None)
     assert tls.tls.check_hostname
     assert not address_of("rediss://cache.example?ssl_cert_reqs=none").tls.check_hostname
+    with pytest.raises(InvalidConfig, match="No such file"):
+        address_of("valkeys://cache.example?ssl_ca_certs=/nowhere/ca.pem")
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

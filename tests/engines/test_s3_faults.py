@@ -14,7 +14,10 @@ from tests.kit import own_s3
 from tests.kit.own_s3 import closed, cut_after, done_then, error, reset, stalled, with_etag
 
 from headrace.cli.doctor import check_blobs
+from headrace.cli.doctor_engines import store_fault
 from headrace.engines import joined_objects
+from headrace.engines.backup.archive import Archive, BackupConfig
+from headrace.engines.backup.archive_store import ArchiveDown
 from headrace.engines.blobs import BlobChanged, BlobMissing, Blobs, BlobsConfig, BlobsDown
 from headrace.engines.joined_objects import BlobCorrupt
 
@@ -234,7 +237,7 @@ async def test_a_join_of_other_bytes_leaves_nothing(s3, store, parts):
     assert not await asyncio.to_thread(s3.has_unfinished, key)
 
 
-async def test_the_doctor_finds_a_store_that_ignores_conditions(store, s3_proxy):
+async def test_the_doctor_finds_a_store_that_ignores_or_refuses_conditions(store, s3_proxy):
     assert [one.state for one in await check_blobs(store)] == ["ok"]
 
     async def unconditional(exchange):
@@ -243,9 +246,24 @@ async def test_the_doctor_finds_a_store_that_ignores_conditions(store, s3_proxy)
         )
         await own_s3.passed(exchange)
 
-    s3_proxy.fail(unconditional)
-    [_, found] = await check_blobs(store)
-    assert (found.state, found.text.split(":")[0]) == (
-        "fail",
-        "the store ignores If-None-Match or If-Match",
-    )
+    async def refused(exchange):
+        is_matched = b"\r\nif-match:" in exchange.head.lower()
+        await (error(412, "PreconditionFailed") if is_matched else own_s3.passed)(exchange)
+
+    expected = {
+        unconditional: "the store ignores If-None-Match or If-Match",
+        refused: "the store refuses If-Match also with the right ETag",
+    }
+    for fault, text in expected.items():
+        s3_proxy.fail(fault)
+        [found] = await check_blobs(store)
+        s3_proxy.heal()
+        assert (found.state, found.text.split(":")[0]) == ("fail", text)
+
+
+async def test_a_refused_write_to_an_archive_is_named_with_its_fix(s3, s3_proxy, tmp_path):
+    archive = Archive(BackupConfig(url=s3.url), tmp_path)
+    s3_proxy.fail(error(403, "AccessDenied"))
+    with pytest.raises(ArchiveDown, match=r"\(403 AccessDenied\): they need the rights to get"):
+        await store_fault(archive.store)
+    await archive.close()

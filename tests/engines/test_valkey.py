@@ -183,12 +183,30 @@ def test_a_shown_url_contains_no_password(tmp_path):
     os.close(descriptor)
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("valkey://a/0?sentinal=main", "'sentinal'; known are db, password, username, sentinel"),
+        ("valkey://a?sentinel=main&sentinel_user=me", "'sentinel_user'"),
+        ("valkey://a?socket_timeout=3", "'socket_timeout'"),
+        ("valkey://a,b?ssl_ca_certs=/ca.pem", "'ssl_ca_certs'"),
+        ("valkey://a?db=abc", "database is a number"),
+        ("valkey://a/main", "database is a number"),
+        ("valkeys://a?ssl_cert_reqs=off", "none, optional or required"),
+    ],
+)
+def test_a_parameter_that_no_client_would_follow_is_refused(url, expected):
+    with pytest.raises(ValueError, match="a URL") as refused:
+        parse_valkey_url(url)
+    assert expected in str(refused.value)
+
+
 def test_a_valkey_url_may_name_several_nodes():
-    url = parse_valkey_url("valkeys://me:pw@a:1,[::1]:2,c/3?timeout=1")
+    url = parse_valkey_url("valkeys://me:pw@a:1,[::1]:2,c/3?ssl_cert_reqs=none")
     assert seeds_of(url) == [
-        "valkeys://me:pw@a:1/3?timeout=1",
-        "valkeys://me:pw@[::1]:2/3?timeout=1",
-        "valkeys://me:pw@c/3?timeout=1",
+        "valkeys://me:pw@a:1/3?ssl_cert_reqs=none",
+        "valkeys://me:pw@[::1]:2/3?ssl_cert_reqs=none",
+        "valkeys://me:pw@c/3?ssl_cert_reqs=none",
     ]
     assert seeds_of("unix:///run/a,b") == ["unix:///run/a,b"]
     for nodes in ("a:1,", ",a:1", "a:1,,b", "a:x,b", "a b,c"):

@@ -10,6 +10,7 @@ import pytest
 from examples.bazaar import stage as staging
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import Client, ServerLeftError
+from examples.bazaar.lock import DemoError
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import shops
 from examples.bazaar.stage import CommandFailedError, Stage, dead_roles
@@ -34,6 +35,15 @@ def test_a_role_that_ends_repeatedly_is_named():
     begun = '{"source":"headrace.cli.supervisor","name":"api","pid":7,"event":"role_started"}'
     assert dead_roles(f"{begun}\n{died}\n{died}\n") == "agent ended and was started again"
     assert dead_roles(begun) == "the roles"
+
+
+def test_chosen_ports_are_used_or_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DemoError, match=f"port {port} is in use: choose another with --port"):
+            Stage(tmp_path, shops(3), lock_fd=0, port=port - 1)
+    with pytest.raises(DemoError, match="port 65536"):
+        Stage(tmp_path, shops(3), lock_fd=0, port=65534)
 
 
 @pytest.mark.slow

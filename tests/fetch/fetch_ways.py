@@ -63,7 +63,7 @@ VERBS = {
     "changes": Verb(
         lambda f, run: f.runs.changes(run),
         "GET runs/{run}/changes >changes",
-        "catalogue diff {run} >changes",
+        "catalogue diff {run} >items",
     ),
     "item": Verb(
         lambda f, customer, item: f.items.get(customer, item),
@@ -81,9 +81,9 @@ VERBS = {
         "results [--after {after}] [--limit {limit}]",
     ),
     "newest_results": Verb(
-        lambda f, limit, before=None: f.items.newest_results(before=before, results_max=limit),
+        lambda f, limit, cursor=None: f.items.newest_results(cursor=cursor, results_max=limit),
         "GET results/newest >results",
-        "results --newest --limit {limit} [--before {before}]",
+        "results --newest --limit {limit} [--cursor {cursor}]",
     ),
     "why": Verb(lambda f, url: f.links.why(url), "GET why", "why {url}"),
     "hosts": Verb(
@@ -115,7 +115,7 @@ VERBS = {
     "replay": Verb(
         lambda f, name: f.consumers.replay(name),
         "POST consumers/{name}/replay >items",
-        "consumer replay {name} >items",
+        "consumer replay {name} >redelivered",
     ),
     "remove_consumer": Verb(
         lambda f, name: f.consumers.remove(name), "DELETE consumers/{name}", "consumer rm {name}"
@@ -281,7 +281,7 @@ class CommandWay:
             name = re.search(r"{(\w+)}", group)[1]
             command = command.replace(group, group[1:-1] if name in given else "")
         found = await self.type(*(self._word(word, given) for word in command.split()))
-        if verb.startswith("remove"):
+        if verb.startswith(("remove", "release", "review")):
             return None
         return found[part] if part else found
 
@@ -315,7 +315,7 @@ class CommandWay:
     async def problems(self, *, run, lang="en"):
         found = await self.type("catalogue", "errors", run, "--lang", lang)
         assert found.pop("file") == ""
-        return found
+        return {"problems": found.pop("items"), **found}
 
     async def csv(self, *, run, lang="en"):
         return await self._written("--csv", run, lang)

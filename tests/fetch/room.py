@@ -13,7 +13,7 @@ import httpx
 from click.testing import CliRunner
 from origin import Origin
 from tests.kit.waiting import wait_true
-from tests.kit.ways_in import plain
+from tests.kit.ways_in import bare
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import Fetch, FetchConfig, Item, Run, http
@@ -201,9 +201,9 @@ class Terminal:
 
     def show(self, value, text) -> None:
         assert text
-        self.value, self.text = plain(value) if self.is_json else value, text
+        self.value, self.text = bare(value) if self.is_json else value, text
 
-    def progress(self, text) -> None:
+    def progress(self, text, *_) -> None:
         assert text
 
     async def type(self, *words):

@@ -148,7 +148,7 @@ async def test_pairs_are_listed_within_and_across_customers_and_nothing_is_merge
     assert [p.customer for p in across.photos] == ["shop", "other"], "the older one first"
     assert len(await duplicates.list("shop", across=False)) == 2
     assert await duplicates.list("other") == [across]
-    assert await duplicates.list(before=across.id) == [p for p in found if p.id < across.id]
+    assert await duplicates.list(cursor=across.id) == [p for p in found if p.id < across.id]
     for _ in range(2):
         await duplicates.review(across.id)
     assert [p.id for p in await duplicates.list(reviewed=True)] == [across.id]

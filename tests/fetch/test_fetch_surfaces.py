@@ -283,7 +283,7 @@ async def test_a_refused_run_ends_its_command_with_an_error(shop):
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize("words", [["--before", "5"], ["--newest", "--after", "5"]])
+@pytest.mark.parametrize("words", [["--cursor", "5"], ["--newest", "--after", "5"]])
 def test_options_of_results_that_do_not_go_together_are_refused(words):
     ran = CliRunner().invoke(list_results, words, obj=None)
     assert ran.exit_code == 2

@@ -230,10 +230,25 @@ async def test_slots_for_hosts_that_hang_take_no_connections_of_fast_hosts(shop)
             f"INSERT INTO #fleet_slot SELECT 'h', id, {slots} FROM #queue WHERE name = '{name}'"
         )
     quota = HostQuota(shop.jobs, Classes((1.0, 5.0, 30.0)), connections=8)
-    quota.refresh_soon()
+    await quota.refresh()
     # Slots of another class get photos of a fast host only after timeouts.
-    await wait_true(lambda: quota.share("fetch.30s", is_first=False) == 1, what="the plan is read")
+    assert quota.share("fetch.30s", is_first=False) == 1
     assert quota.share("fetch.1s", is_first=True) == 8
+    await quota.close()
+
+
+async def test_processes_without_a_plan_divide_a_hosts_connections(shop):
+    """Right after the start each of them used the limit of the whole fleet for half a minute."""
+    for host in ("h1", "h2"):
+        await shop.sql(
+            "INSERT INTO #host (name, queues, kind, expires_at, slots)"
+            f" VALUES ('{host}', '{{}}', 'agent', now() + interval '1 min',"
+            """ '[{"queue": null, "pid": 7}, {"queue": null, "pid": 8}]')"""
+        )
+    quota = HostQuota(shop.jobs, Classes((1.0, 5.0, 30.0)), connections=8)
+    await quota.refresh()
+    assert quota.share("fetch.1s", is_first=True) == 2
+    assert quota.share("fetch.1s", is_first=False) == 2
     await quota.close()
 
 

@@ -56,14 +56,14 @@ ctypes.CDLL(str(library_path()))
 print(library_path())
 """
 MISSING = {
-    "up": "web",
+    "up": "web,media,embedded",
     "api": "web",
     "tokens ls": "web",
     "audit ls": "web",
     "fetch hosts ls": "fetch",
     "media serve": "media",
 }
-"""Commands where no extra is installed, and the extra that each names."""
+"""Commands where no extra is installed, and the extras that each names."""
 SETTINGS = """
 [fetch]
 allow_networks = "127.0.0.1/32"

@@ -37,6 +37,7 @@ SLEEPS = re.compile(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)")
 REGISTRIES = re.compile("pypi" + r"\.org|python" + r"hosted|registry\.npm|deb\." + "debian")
 REGISTERED = re.compile(r"^register\('(\w+)'", re.MULTILINE)
 SMALL = {
+    "headrace/cli/extras.py": "extras of roles, which `up` checks before it imports any role",
     "headrace/__main__.py": "the command; Python gives the name",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",
@@ -152,8 +153,17 @@ def test_no_file_names_a_package_registry():
 
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
     require_none([*EVERYTHING, *pages], faults)
-    lock = (ROOT / "requirements.lock").read_text()
-    assert "://" not in lock, "the lock must work with the index that pip is configured for"
+    for lock in ROOT.glob("requirements*.lock"):
+        assert "://" not in lock.read_text(), f"{lock.name} must work with pip's configured index"
+
+
+def test_the_demo_installs_a_part_of_what_the_tests_install():
+    def pins(name):
+        return set(re.findall(r"^\S+==\S+", (ROOT / name).read_text(), re.MULTILINE))
+
+    whole, demo = pins("requirements.lock"), pins("requirements-demo.lock")
+    assert demo <= whole, f"run `make lock`: {sorted(demo - whole)}"
+    assert len(demo) < len(whole) / 2
 
 
 def test_every_query_and_lua_function_is_used_and_migrations_have_no_gap():

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from click.testing import CliRunner
-from tests.kit.ways_in import Refused, plain
+from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.jobs import NewJob, cli, http
 from headrace.jobs.crons import NewCron
@@ -234,9 +234,7 @@ class CommandSurface(Surface):
         if verb == "extend":
             rest = {"lease": rest.get("lease_for", "5m")}
         shown = await self.run(*words, *options(rest))
-        if verb == "limiter":
-            [shown] = shown
-        return None if verb in SILENT else shown
+        return None if verb in SILENT else bare(shown)
 
     async def run(self, *words):
         """The document that a command shows. Raises: Refused."""
@@ -253,7 +251,7 @@ class CommandSurface(Surface):
     async def find(self, *, limit=100, after=None, q=None, **wanted):
         words = [*([] if q is None else ["-q", q]), *options({**wanted, "max": limit})]
         page = await self.run("jobs", "ls", *words, *options({"cursor": after}))
-        return {"jobs": page["jobs"], "next": page["next_cursor"]}
+        return {"jobs": page["items"], "next": page["next_cursor"]}
 
     async def bulk(self, *, action, dry_run=False, ids=(), q=None, older_than_s=None, **wanted):
         words = ["--dry-run"] if dry_run else []
@@ -305,8 +303,7 @@ class CommandSurface(Surface):
 
     async def set_limiter(self, *, limiter, **limits):
         words = options(_rated(limits)) or ["--unlimited"]
-        [found] = await self.run("lanes", "limiter", limiter, *words)
-        return found
+        return await self.run("lanes", "limiter", limiter, *words)
 
     async def add_cron(self, *, name, spec, queue, payload=None, **more):
         words = [name, spec, queue, json.dumps(payload)]
@@ -320,7 +317,7 @@ async def run_command(jobs, *words):
         is_json=True,
         run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(60),
         show=lambda value, text: shown.append((plain(value), text)),
-        progress=lambda text: shown.append((None, text)),
+        progress=lambda text, *_: shown.append((None, text)),
     )
     command = next(one for one in cli.COMMANDS if one.name == words[0])
     ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from tests.kit.processes import HeadraceProcess, descendants, is_alive
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
 from headrace.jobs.agent.host_lock import HostLock, LockRecord, file_name, start_time
+from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.errors import AgentRuns
 from headrace.jobs.sql import SQL
+from headrace.jobs.worker import LocalWorkerPool, declared_ids
 
 APPLICATION = '''
 """Two queues."""
@@ -140,6 +143,56 @@ async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, post
     assert await find_host(postgres, "h1") is None, "it deleted its row"
 
 
+class OneProcessPool(LocalWorkerPool):
+    """An agent's registration without its forked slots."""
+
+    kind = "agent"
+
+
+@pytest.fixture
+def agent_loop(postgres, jobs):
+    """Make the loop of an agent h1 that has no lock file in common with others."""
+
+    def make():
+        config = JobsConfig(lease_s=3, heartbeat_s=0.2)
+        pool = OneProcessPool(jobs, config, lambda: declared_ids(jobs))
+        return HostLoop(postgres, config, name="h1", pool=pool)
+
+    return make
+
+
+async def test_a_second_agent_of_the_name_in_another_folder_is_refused(agent_loop, postgres):
+    stop = asyncio.Event()
+    first = asyncio.create_task(agent_loop().run(stop))
+    await wait_true(lambda: postgres.one(HOST, name="h1"))
+    second = await asyncio.gather(agent_loop().run(stop), return_exceptions=True)
+    assert isinstance(second[0], AgentRuns)
+    assert "in another data folder or on another machine since 20" in second[0].text
+    assert not first.done()
+    assert len(await postgres.all(HOST, name="h1")) == 1
+    stop.set()
+    await first
+
+
+async def test_agents_that_start_at_once_leave_one(agent_loop, postgres):
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(agent_loop().run(stop)) for _ in range(4)]
+    await wait_true(lambda: sum(task.done() for task in tasks) == 3)
+    assert len(await postgres.all(HOST, name="h1")) == 1
+    stop.set()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in ended) == ["AgentRuns"] * 3 + ["NoneType"]
+
+
+async def test_an_agent_takes_the_name_of_a_dead_one_in_another_folder(agent_loop, postgres):
+    dead = await store.leases.add_host(postgres, "h1", [], 1, kind="agent")
+    stop = asyncio.Event()
+    heir = asyncio.create_task(agent_loop().run(stop))
+    await wait_true(lambda: _is_another(postgres, dead))
+    stop.set()
+    await heir
+
+
 @pytest.mark.slow
 async def test_reload_restarts_with_the_changed_code(start, jobs, postgres, tmp_path):
     agent = start("--name", "h1", "--reload")
@@ -239,6 +292,10 @@ async def _taken_by_another(folder):
     os.ftruncate(descriptor, len(record))
     os.close(descriptor)
     await HostLock.take(folder, "h1", wait_max_s=0.2)
+
+
+async def _is_another(postgres, dead):
+    return any(row["id"] != dead for row in await postgres.all(HOST, name="h1"))
 
 
 async def _plan(postgres, host, slots):

@@ -6,12 +6,13 @@ Lists read no table whole.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import Jobs, NewJob, Registry
-from headrace.jobs.errors import InvalidJob, LimiterInUse, QueueInUse
+from headrace.jobs.errors import InvalidFilter, InvalidJob, LimiterInUse, QueueInUse
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
@@ -68,6 +69,24 @@ async def test_every_state_is_listed_and_shown(jobs, of_each_state, sql):
     )
     progress = (await jobs.job(leased.id)).progress
     assert (progress.ratio, progress.text) == (0.25, "a quarter")
+
+
+async def test_jobs_of_a_time_are_listed_and_changed(jobs, of_each_state, sql):
+    failed = of_each_state["failed"]
+    await sql(
+        f"UPDATE headrace.job_failed SET ended_at = now() - '2 h'::interval WHERE id={failed}"
+    )
+    now_at = datetime.now(UTC)
+    hours = [now_at - timedelta(hours=hours) for hours in (3, 1)]
+    assert ids_of(await jobs.find(from_at=hours[0], to_at=hours[1])) == [failed]
+    late = ids_of(await jobs.find(from_at=hours[1]))
+    assert late == sorted({*of_each_state.values()} - {failed}, reverse=True)
+    assert ids_of(await jobs.find(from_at=hours[1], to_at=now_at - timedelta(minutes=30))) == []
+    old = JobFilter(state="failed", from_at=hours[0], to_at=hours[1])
+    assert (await jobs.bulk("retry", old)).changed == 1
+    assert (await jobs.job(failed)).state.value == "ready"
+    with pytest.raises(InvalidFilter, match="time zone"):
+        await jobs.find(from_at=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 async def test_text_is_searched_in_errors_alone(jobs, of_each_state):

@@ -460,7 +460,7 @@ async def test_lanes_and_the_fleet_at_the_terminal(client, postgres, jobs, sql):
     assert "open" in await shown_by(jobs, "fleet", "alerts", "--open")
     assert "0.500" in await shown_by(jobs, "fleet", "minutes", "q"), "the mean wait"
     span = ("--from", "2026-01-01T00:00:00+0000", "--to", "2026-01-01T01:00:00+0000")
-    assert (await run_command(jobs, "fleet", "minutes", "q", *span))[0] == []
+    assert (await run_command(jobs, "fleet", "minutes", "q", *span))[0] == {"items": []}
 
 
 async def test_a_cron_is_changed_over_http_and_shown_at_the_terminal(client, jobs):

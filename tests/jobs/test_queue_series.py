@@ -126,3 +126,24 @@ def test_series_of_many_queues_are_bounded():
     metrics.show([])
     assert sample("jobs_queue_jobs", queue=names[0], state="ready") is None
     metrics.clear()
+
+
+async def test_the_busiest_queues_have_steps_of_their_own(jobs, queue_ids, postgres, sql):
+    now_at = datetime.now(UTC).replace(second=0, microsecond=0)
+    for minutes, queue, done in ((4, "mail", 4), (3, "mail", 3), (2, "photos", 1)):
+        await add_counts(postgres, queue_ids[queue], done=done)
+        await sql(
+            f"UPDATE headrace.queue_minute SET minute = minute - interval '{minutes} min'"
+            " WHERE minute > now() - interval '61 s'"
+        )
+    span = {"from_at": now_at - timedelta(minutes=10), "to_at": now_at + timedelta(minutes=1)}
+    found = await jobs.fleet.history(**span, queues_max=1)
+    assert [(one.queue, one.done) for one in found] == [("mail", 4), ("mail", 3), ("", 1)]
+    [whole] = [
+        one.done for one in await jobs.fleet.history(**span, step_s=1200) if one.queue == "mail"
+    ][-1:]
+    assert whole in (3, 4, 7)
+    day = timedelta(days=1)
+    for step_s, length in ((10, timedelta(minutes=5)), (60, day), (60, -day)):
+        with pytest.raises(InvalidFilter, match="steps"):
+            await jobs.fleet.history(from_at=now_at - length, to_at=now_at, step_s=step_s)

@@ -68,6 +68,32 @@ def test_a_url_with_a_user_that_would_not_be_sent_is_refused():
     assert config.parse_url("http", takes_user=False)("http://host/a@b") == "http://host/a@b"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://db/x?sslmod=require", "'sslmod'; known are application_name, "),
+        ("postgresql://db/x?connect_timeout=3", "'connect_timeout'; known are "),
+        ("postgresql://me:pa?ss=w@db/x", "%3F"),
+        ("postgresql://db/x?sslmode", "sslmode=VALUE"),
+        ("postgresql://db/x?sslmode=requir", "sslmode=disable, allow"),
+        ("postgresql://a:1,b:54x22/x", "ports are numbers"),
+        ("file://var/lib/blobs", "file:///var/lib/blobs"),
+        ("s3://bucket/prefix?region=us-east-1", "'region'; none is known"),
+        ("file:///folder?mode=7", "'mode'; none is known"),
+    ],
+)
+def test_an_unknown_parameter_of_an_engine_is_named(text, expected):
+    with pytest.raises(ValueError, match="a URL") as refused:
+        config.parse_url("postgresql", "s3", "file")(text)
+    assert expected in str(refused.value)
+    assert "w@db" not in str(refused.value)
+    for good in (
+        "postgresql://db/x?host=/run&sslmode=require&options=-c%20a%3Db",
+        "http://h?any=1",
+    ):
+        assert config.parse_url("postgresql", "http")(good) == good
+
+
 def test_a_file_that_was_named_must_be_there(tmp_path):
     with pytest.raises(InvalidConfig, match="expected a TOML file"):
         load(file=tmp_path / "absent.toml")

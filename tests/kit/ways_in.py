@@ -22,6 +22,13 @@ def plain(value):
     return json.loads(msgspec.json.encode(value))
 
 
+def bare(value):
+    """What JSON makes of the document of a command; of a list without pages only its items."""
+    found = plain(value)
+    is_list = isinstance(found, dict) and "items" in found
+    return found["items"] if is_list and set(found) <= {"items", "next_cursor"} else found
+
+
 class PythonVerbs:
     """Calls a verb of the service by its name."""
 

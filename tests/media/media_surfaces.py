@@ -21,7 +21,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import TestClient
 from raw_clients import pattern
-from tests.kit.ways_in import Refused, plain
+from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cli import COMMANDS
@@ -99,6 +99,11 @@ VERBS = {
     ),
     "ls": Verb(
         lambda m, prefix="": m.objects.ls(prefix), "GET objects", lambda prefix="": ["ls", prefix]
+    ),
+    "folder": Verb(
+        lambda m, prefix="", after="": m.objects.folder(prefix, after=after),
+        "GET folders",
+        lambda prefix="", after="": ["folder", prefix, "--after", after],
     ),
     "rm": Verb(lambda m, key: m.objects.rm(key), "DELETE objects/{key}", lambda key: ["rm", key]),
     "purge": Verb(purge, "POST purge", purge_words),
@@ -233,8 +238,8 @@ class CommandSurface:
             run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(
                 verb(self._media), loop
             ).result(60),
-            show=lambda value, text: shown.append((plain(value), text)),
-            progress=lambda text: None,
+            show=lambda value, text: shown.append((bare(value), text)),
+            progress=lambda *_: None,
         )
         [command] = COMMANDS
         words = [str(word) for word in words]

@@ -43,6 +43,7 @@ FACTS = compile_query(
     " (SELECT count(*) FROM headrace.fetch_result) AS results,"
     " (SELECT count(*) FROM headrace.fetch_run WHERE state IN ('applied', 'done')) AS runs",
 )
+NEWEST = {"run_id": None, "customer": "shop", "states": None, "before": None, "rows_max": 10}
 STAGED = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM headrace.fetch_staged")
 OVERLAYS = compile_query("overlays", "-- All.\nSELECT count(*) FROM headrace.fetch_overlay")
 AGE = compile_query(
@@ -85,7 +86,7 @@ async def test_a_catalogue_is_applied_whole_or_not_at_all(postgres, shop):
     assert await shop("new.csv") == 0
     applied = await facts(postgres)
     assert (applied["items"], applied["gone"], applied["runs"]) == (ROWS, 150, 2)
-    rows = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
+    rows = await postgres.all(SQL.runs, **NEWEST)
     assert [row["state"] for row in rows] == ["applied", *["abandoned"] * len(points), "applied"]
     assert await postgres.value(STAGED) == 0
 
@@ -101,7 +102,7 @@ async def test_a_catalogue_is_applied_whole_or_not_at_all(postgres, shop):
 async def test_an_upload_for_review_outlives_its_process_and_is_applied_whole(postgres, shop):
     await require_unchanged(postgres, shop, "review:new.csv", "rows_staged:2")
     assert await shop("review:new.csv") == 0
-    [held, abandoned, _] = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
+    [held, abandoned, _] = await postgres.all(SQL.runs, **NEWEST)
     assert (held["state"], abandoned["state"]) == ("held", "abandoned")
     confirm = f"confirm:{held['id']}"
     await require_unchanged(postgres, shop, confirm, "compared", "items_stored", "jobs_enqueued")

@@ -187,7 +187,7 @@ def require_counted(site, callers):
     )
     verified = site.run("views", "verify")
     assert (verified["differences"], verified["views"]) == ([], sum(totals.values()) + 1)
-    hours = site.run("views", "series", ITEMS[1], "--by", "hour")
+    hours = site.run("views", "series", ITEMS[1], "--by", "hour")["items"]
     assert sum(hour["human"] for hour in hours) == totals[ITEMS[1]]
 
 

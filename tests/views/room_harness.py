@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.kit.ways_in import Refused, plain
+from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.engines import Engines
 from headrace.engines.multiplex import Multiplexer
@@ -32,6 +32,13 @@ from headrace.web.tokens import Tokens
 
 SURFACES = ("python", "http", "commands")
 JSON = {"content-type": "application/json"}
+PAGES = {
+    "export": ("rows", "after"),
+    "changes": ("changes", "position"),
+    **dict.fromkeys(("page", "author_posts"), ("posts", "next_cursor")),
+    **dict.fromkeys(("following", "followers", "muted", "blocked"), ("people", "next_cursor")),
+}
+"""How HTTP names the items and the cursor of a page."""
 
 
 @pytest.fixture
@@ -127,6 +134,8 @@ class Surface:
         """The answer of a verb. Raises: Refused."""
         called = self._verbs[verb]
         answer = await getattr(self, f"_{self._name}")(called, given)
+        if self._name == "commands" and verb in PAGES:
+            answer = as_over_http(answer, *PAGES[verb])
         return only([row[called.pick] for row in answer] if called.pick else answer)
 
     async def _python(self, called, given):
@@ -144,17 +153,34 @@ class Surface:
         return answer.json() if answer.content else None
 
     async def _commands(self, called, given):
-        return await run_command(self._group, self._service, *called.command(**given))
+        document = await run_document(self._group, self._service, *called.command(**given))
+        return document if "next_cursor" in document else bare(document)
+
+
+def as_over_http(document, items, cursor):
+    """A page as HTTP names its parts; of a feed without the fields that have their default."""
+    names = {"items": items, "next_cursor": cursor}
+    found = {names.get(name, name): value for name, value in document.items()}
+    if cursor != "next_cursor":
+        return found
+    return {
+        name: value for name, value in found.items() if value is not None and value is not False
+    }
 
 
 async def run_command(group, service, *words, text=None):
+    """The document that a command shows, without the frame of a list. Raises: Refused."""
+    return bare(await run_document(group, service, *words, text=text))
+
+
+async def run_document(group, service, *words, text=None):
     """The document that a command shows, run in a thread as in a terminal. Raises: Refused."""
     loop, shown = asyncio.get_running_loop(), []
     terminal = SimpleNamespace(
         is_json=True,
         run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(service), loop).result(60),
         show=lambda value, text: shown.append((plain(value), text)),
-        progress=lambda text: None,
+        progress=lambda *_: None,
     )
     words = [str(word) for word in words]
     ran = await asyncio.to_thread(CliRunner().invoke, group, words, obj=terminal, input=text)

@@ -273,6 +273,20 @@ async def test_an_older_offset_of_postgres_finds_the_hits_of_deleted_notes(
     assert await views.hit(new) == Total(id=new, total=4)
 
 
+async def test_hits_of_a_cached_total_count_after_the_end_of_a_deletion(
+    views, engines, flusher, sql
+):
+    """They left no note, and wait for a flusher for longer than the deletion lasts."""
+    await views.hits(["ad:1"] * 3)
+    await views.delete("ad:1")
+    await sql("DELETE FROM headrace.views_tombstone")
+    await engines.valkey.command("DEL", key_of(engines, 1, "c:ad:1"))
+    assert await views.hit("ad:1") == Total(id="ad:1", total=4)
+    while await flusher.run_once():
+        pass
+    assert [row["total"] for row in await sql("SELECT total FROM headrace.views_total")] == [4]
+
+
 async def test_a_hit_gets_an_id_after_the_highest_known_one(views, engines, flusher, sql):
     """The clock of the server is behind PostgreSQL's offset."""
     await views.hit("ad:1")

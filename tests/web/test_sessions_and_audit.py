@@ -181,7 +181,7 @@ async def test_a_token_is_made_listed_and_revoked(invoke):
     assert "until" in listed
     assert made.output.strip() not in listed
     assert "revoked" in (await invoke("revoke", "ci")).output
-    rows = json.loads((await invoke("ls", is_json=True)).output)
+    rows = json.loads((await invoke("ls", is_json=True)).output)["items"]
     assert rows[0]["name"] == "ci"
     assert rows[0]["scopes"] == ["jobs:write"]
     assert rows[0]["revoked_at"]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import click
 import msgspec
 import uvloop
 
+from headrace.cli.screen import ERROR_STYLE, ProgressView, draw, is_screen, painted
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.endpoints import Endpoints
@@ -110,6 +114,11 @@ def load_app(name: str) -> App:
     Raises: AppNotFound, AppBroken.
     """
     module_name, _, attribute = name.partition(":")
+    if meant := _module_of_file(module_name):
+        raise AppNotFound(
+            f"{name!r} names a file: name its module, `{meant}:{attribute or 'app'}`, in the folder"
+            " where its import begins"
+        )
     if not module_name or not attribute:
         raise AppNotFound(
             f"{name!r} is not an application: use module:attribute, such as shop.site:app"
@@ -135,10 +144,34 @@ def load_app(name: str) -> App:
     if app is None or not hasattr(app, "load_rooms"):
         raise AppNotFound(
             f"application {name!r}: module {module_name} has no Headrace() named {attribute!r}"
+            + _instead(module, attribute)
             + _hiding(module_name)
         )
     found: App = app
     return found
+
+
+def _module_of_file(path: str) -> str:
+    """The name of the module in the file `path`, relative to the current folder if it is there."""
+    if "/" not in path and not path.endswith(".py"):
+        return ""
+    file = Path(path)
+    if file.is_absolute() and file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    parts = file.with_suffix("").parts
+    return ".".join(parts[-1:] if file.is_absolute() or ".." in parts else parts)
+
+
+def _instead(module: Any, attribute: str) -> str:
+    """Which names of `module` are applications, or how to use a function that makes one."""
+    found = getattr(module, attribute, None)
+    names = [name for name, value in vars(module).items() if hasattr(value, "load_rooms")]
+    names = [name for name in names if not isinstance(getattr(module, name), type)]
+    if names:
+        return f": did you mean {' or '.join(f'{module.__name__}:{name}' for name in names[:3])}?"
+    if callable(found):
+        return f": {attribute} is a function: assign its result to a name of the module"
+    return ": create it there with `app = Headrace()`" if found is None else ""
 
 
 def _hiding(module_name: str) -> str:
@@ -191,7 +224,7 @@ class CommandLine:
     config_file: str | None = None
     """The file of `--config`; `up` passes it to its roles."""
     flags: dict[str, str] = field(default_factory=dict)
-    _has_progress: bool = False
+    _progress: ProgressView = field(default_factory=ProgressView)
 
     def app(self, name: str | None = None) -> App:
         """The application named on the command line, or one with the rooms only."""
@@ -226,44 +259,73 @@ class CommandLine:
         return answer
 
     def show(self, value: Any, text: str) -> None:
-        """Print `value` as JSON with `--json`, else `text`."""
-        self._end_progress()
-        if self.is_json:
-            print(msgspec.json.encode(value, enc_hook=str).decode())
-        else:
-            print(text)
+        """Print `value` as JSON with `--json`, else `text`; on a terminal with columns and colors.
 
-    def progress(self, text: str) -> None:
-        """Replace the progress line on standard error, if it is a terminal."""
-        if self.is_json or not sys.stderr.isatty():
+        A list is an object with `items`, so that fields can be added to it.
+        """
+        self._progress.close()
+        try:
+            self._print(value, text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # click would exit with 1.
+            discard_output()
+            raise click.exceptions.Exit(0) from None
+
+    def _print(self, value: Any, text: str) -> None:
+        if not self.is_json:
+            if is_screen(sys.stdout):
+                draw(text)
+            else:
+                print(text)
             return
-        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-        self._has_progress = True
+        assert not isinstance(value, (list, tuple, NoneType)), "use listing() for lists"
+        document = msgspec.json.encode(value, enc_hook=str)
+        print((msgspec.json.format(document) if sys.stdout.isatty() else document).decode())
+
+    def progress(self, text: str, done: float = 0, total: float | None = None) -> None:
+        """Show progress on standard error, unless with `--json`."""
+        if not self.is_json:
+            self._progress.update(text, done, total)
 
     def show_error(self, error: HeadraceError) -> int:
         """Print `error` on standard error; return its exit code."""
-        self._end_progress()
+        self._progress.close()
         if self.is_json:
-            problem = {
-                "code": error.code,
-                "detail": error.text,
-                "retryable": error.retryable,
-                "errors": error.problems,
-            }
-            print(msgspec.json.encode(problem).decode(), file=sys.stderr)
-        else:
-            print(f"headrace: {error.text} [{error.code}]", file=sys.stderr)
-            for row in error.problems:
-                detail = f"{row.pointer}: {row.text}"
-                # The text of some errors already contains the first problem or all of them.
-                if detail not in error.text:
-                    print(f"  {detail}", file=sys.stderr)
+            print(error_document(error), file=sys.stderr)
+            return error.exit_code
+        head = painted("headrace:", ERROR_STYLE, sys.stderr)
+        print(f"{head} {error.text} [{error.code}]", file=sys.stderr)
+        for row in error.problems:
+            detail = f"{row.pointer}: {row.text}"
+            # The text of some errors already contains the first problem or all of them.
+            if detail not in error.text:
+                print(f"  {detail}", file=sys.stderr)
         return error.exit_code
 
-    def _end_progress(self) -> None:
-        if self._has_progress:
-            print(file=sys.stderr)
-            self._has_progress = False
+    def close(self) -> None:
+        """Remove the progress."""
+        self._progress.close()
+
+
+def discard_output() -> None:
+    """Drop the rest of standard output, whose reader, such as `head`, has enough.
+
+    Python would report the closed pipe again at its exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def error_document(error: HeadraceError) -> str:
+    """`error` as the JSON document of `--json`."""
+    problem = {
+        "code": error.code,
+        "message": error.text,
+        "retryable": error.retryable,
+        "exit_code": error.exit_code,
+        "problems": error.problems,
+    }
+    return msgspec.json.encode({"error": problem}).decode()
 
 
 def _service(app: App, kind: type[Service]) -> Service:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import click
+import msgspec
 
 from headrace.cli.app_context import App, CommandLine
-from headrace.cli.doctor_engines import Finding
 from headrace.cli.roles import APP_ARGUMENT, headrace_command, run_role, write_metrics
 from headrace.cli.supervisor import announce_ready
-from headrace.engines import Engines
 from headrace.engines.backup.archive import (
     Archive,
-    ArchiveMissing,
     BackupConfig,
     BackupNotConfigured,
     Base,
     Fenced,
     Verified,
 )
+from headrace.engines.backup.archive_store import ArchiveMissing
 from headrace.engines.backup.archiver import (
     Archiver,
     note_fenced,
@@ -43,8 +42,6 @@ from headrace.engines.backup.standby import (
     promote,
 )
 from headrace.engines.backup.state import (
-    ArchiveState,
-    log_behind,
     read_state,
     release_log,
     verify,
@@ -56,7 +53,7 @@ from headrace.kernel import metrics
 from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import InvalidInput, Unavailable
 from headrace.kernel.logs import configure_logs, logger
-from headrace.kernel.terminal import Parsed, pluralize, table
+from headrace.kernel.terminal import Lines, Parsed, pluralize, table
 
 LAST_LOG_S: Final = 10.0
 """Longest wait for the last write to the archive when `headrace up` stops."""
@@ -126,7 +123,7 @@ class ArchiveKeeper:
         require_not_fenced(folder)
         if not self._is_on:
             return
-        self._archive = Archive(self._config, folder)
+        self._archive = Archive(self._config, folder, writes=True)
         try:
             holder = await self._archive.holder()
             require_holder(holder, read_identity(folder), self._archive)
@@ -205,7 +202,7 @@ def backup(context: click.Context) -> None:
     async def work(app: App) -> Base:
         config = backup_config(app)
         postgres = app.engines.postgres
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             holder = await archive.holder()
             require_holder(holder, read_identity(app.data_folder), archive)
             if holder is None:
@@ -219,9 +216,10 @@ def backup(context: click.Context) -> None:
                 postgres_bin=postgres_bin_of(app),
             )
 
+    line.progress("taking a base backup")
     base = line.run_app(work, checked=False)
     text = (
-        f"base backup {base.id}: {_mib(base.stored_bytes)} stored of {_mib(base.size_bytes)}\n"
+        f"base backup {base.id}: {mib(base.stored_bytes)} stored of {mib(base.size_bytes)}\n"
         f"{NOT_INCLUDED}"
     )
     line.show(base, text)
@@ -235,20 +233,25 @@ def list_backups(line: CommandLine) -> None:
     rows = [
         (
             one.base.id,
-            one.base.generation,
+            str(one.base.generation),
             f"{one.base.ended_at:%Y-%m-%d %H:%M:%S}",
             f"{one.until:%Y-%m-%d %H:%M:%S}" if one.until else "damaged",
-            _mib(one.base.stored_bytes),
+            mib(one.base.stored_bytes),
             f"{one.verified_at:%Y-%m-%d %H:%M}" if one.verified_at else "never",
         )
         for one in state.backups
     ]
+    rows += [(one, "", "", "damaged", "", "") for one in state.unreadable]
+    rows.sort()
     head = ("backup", "generation", "restorable from (UTC)", "to (UTC)", "stored", "verified")
     lines = [table(head, rows) if rows else "no complete base backup yet"]
     if state.holder is not None:
         lines.append(f"written by {state.holder.folder} on {state.holder.host}")
-    lines += [one.fault for one in state.backups if one.fault]
-    line.show(state, "\n".join(lines))
+    lines += [f"{one.base.id}: {one.fault}" for one in state.backups if one.fault]
+    lines += [f"{one}: {fault}" for one, fault in state.unreadable.items()]
+    document = msgspec.to_builtins(state, enc_hook=str)
+    document["items"] = document.pop("backups")
+    line.show(document, Lines(*lines))
 
 
 @backup.command("verify")
@@ -257,12 +260,13 @@ def verify_backup(line: CommandLine) -> None:
     """Rehearse a restore of the newest state in a scratch folder, and remove it.
 
     Verifies every file and every archived byte, starts the server, and reads every row. The folder
-    is beside the data folder and needs space for the whole database.
+    is beside the data folder and needs space for the whole database. `backup ls` shows the result.
     """
 
     async def work(app: App, archive: Archive) -> Verified:
         return await verify(archive, app.data_folder, postgres_bin=postgres_bin_of(app))
 
+    line.progress("rehearsing a restore")
     found = _run_on_archive(line, work)
     text = (
         f"base backup {found.base} and its log are restorable: {pluralize(found.rows, 'row')} in"
@@ -282,15 +286,18 @@ def verify_backup(line: CommandLine) -> None:
 def restore_backup(line: CommandLine, *, to: datetime | None) -> None:
     """Restore from backup.url into the new folder --data FOLDER, up to a point in time.
 
-    The restored folder does not write to the archive until `headrace promote --data FOLDER`.
+    If the newest base backup is damaged, an older one and the log after it are used. The restored
+    folder does not write to the archive until `headrace promote --data FOLDER`.
     """
 
     async def work(app: App, archive: Archive) -> Restored:
         return await restore(archive, app.data_folder, to=to, postgres_bin=postgres_bin_of(app))
 
+    line.progress("restoring")
     found = _run_on_archive(line, work)
+    unused = "".join(f"{one} was not used: {found.unused[one]}\n" for one in sorted(found.unused))
     text = (
-        f"restored {found.folder} from base backup {found.base}, last commit"
+        f"{unused}restored {found.folder} from base backup {found.base}, last commit"
         f" {found.committed_at or 'before the end of that backup'}\n{NOT_INCLUDED}\n"
         "To look at it, run `headrace up --engines-only` with --data. To replace the former"
         " primary, run `headrace promote` with --data, then `headrace up`."
@@ -313,7 +320,7 @@ def standby(line: CommandLine, application: str | None) -> None:
     promoted = []
 
     async def body(app: App, stop: asyncio.Event) -> None:
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             folder = app.data_folder
             require_not_fenced(folder)
             if not is_standby(folder):
@@ -344,30 +351,37 @@ def standby(line: CommandLine, application: str | None) -> None:
 
 
 @click.command("promote", short_help="Make this data folder the primary of the archive.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Begin one more generation, with an older copy of the primary's own data folder.",
+)
 @click.pass_obj
-def promote_folder(line: CommandLine) -> None:
+def promote_folder(line: CommandLine, *, again: bool) -> None:
     """Make a standby, or a restored folder, the primary of backup.url.
 
-    The former primary stops at its next write to the archive, within backup.every, and refuses to
-    start again. Without access to the archive it cannot notice: stop it yourself if you can.
+    A second call has no effect and reports the generation. The former primary stops at its next
+    write to the archive, within backup.every, and refuses to start again. Without access to the
+    archive it cannot notice: stop it yourself if you can.
     """
 
     async def work(app: App, archive: Archive) -> dict[str, Any]:
         folder = app.data_folder
         was_standby = is_standby(folder)
-        holder = await promote(archive, folder)
-        runs = was_standby and await _has_ended_recovery(app)
+        holder, is_new = await promote(archive, folder, again=again)
+        runs = await _has_ended_recovery(app) if was_standby else is_locked(folder)
         return {
             "data_folder": str(folder),
             "generation": holder.generation,
+            "already": not is_new,
             "next": "" if runs else f"headrace {'standby' if was_standby else 'up'}",
         }
 
     answer = _run_on_archive(line, work)
-    rest = (
-        f"start it with `{answer['next']}`" if answer["next"] else "it continues as `headrace up`"
-    )
-    line.show(answer, f"{answer['data_folder']} is the primary now; {rest}")
+    since = "is the primary already" if answer["already"] else "is the primary now"
+    rest = f"start it with `{answer['next']}`" if answer["next"] else "it runs as `headrace up`"
+    text = f"{answer['data_folder']} {since}, generation {answer['generation']}; {rest}"
+    line.show(answer, text)
 
 
 async def _has_ended_recovery(app: App) -> bool:
@@ -395,90 +409,25 @@ def _run_on_archive(
     config = backup_config(app)
 
     async def in_loop() -> Answer:
-        async with _opened(config) as archive:
+        async with opened(app, config) as archive:
             return await work(app, archive)
 
     return asyncio.run(in_loop())
 
 
-class _opened:  # noqa: N801 - used as a function
-    """An archive for reading, closed after the block."""
-
-    def __init__(self, config: BackupConfig) -> None:
-        self._archive = Archive(config)
-
-    async def __aenter__(self) -> Archive:
-        return self._archive
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._archive.close()
+@asynccontextmanager
+async def opened(app: App, config: BackupConfig) -> AsyncIterator[Archive]:
+    """The archive of an existing site, closed after the block."""
+    archive = Archive(config, app.data_folder)
+    try:
+        yield archive
+    finally:
+        await archive.close()
 
 
-def _mib(size_bytes: int) -> str:
+def mib(size_bytes: int) -> str:
+    """A size for a report, such as `4.8 MiB`."""
     return f"{size_bytes / 2**20:,.1f} MiB"
-
-
-async def check_backup(app: App, engines: Engines) -> list[Finding]:
-    """Check the age of the newest base backup, of the archived log, and of the last rehearsal."""
-    config = app.config.section(BackupConfig)
-    if app.configured_urls().postgres_url:
-        if config.url is None:
-            return []
-        text = "backup.url has no effect, because postgres.url is set"
-        return [Finding("backup", "warn", text, "unset it; back that server up with its own tool")]
-    if config.url is None:
-        fix = "set backup.url (HEADRACE_BACKUP_URL) to another disk or a bucket: docs/backup.md"
-        return [Finding("backup", "warn", "no backups: backup.url is not set", fix)]
-    async with _opened(config) as archive:
-        state = await read_state(archive)
-    behind_bytes = await log_behind(engines.postgres)
-    return [
-        _check_base(state, config),
-        _check_log(state, config, behind_bytes),
-        _check_verified(state),
-    ]
-
-
-def _check_base(state: ArchiveState, config: BackupConfig) -> Finding:
-    if not state.backups:
-        fix = "start `headrace up`, and see its log lines `base_backup_failed`"
-        return Finding("backup", "fail", "no complete base backup", fix)
-    newest = state.backups[-1]
-    age = datetime.now(UTC) - newest.base.ended_at
-    text = f"newest base backup {newest.base.id}, {_hours(age)} old"
-    if newest.fault:
-        return Finding("backup", "fail", newest.fault, "run `headrace backup`")
-    if age.total_seconds() > 2 * config.base_every_s:
-        return Finding("backup", "fail", text, "see log lines `base_backup_failed`")
-    return Finding("backup", "ok", text)
-
-
-def _check_log(state: ArchiveState, config: BackupConfig, behind_bytes: int | None) -> Finding:
-    if behind_bytes is None:
-        fix = "run `headrace up` with backup.url, and see its log lines `log_not_archived`"
-        return Finding("backup log", "fail", "nothing archives the log", fix)
-    untils = [one.until for one in state.backups if one.until is not None]
-    age = datetime.now(UTC) - max(untils) if untils else timedelta(0)
-    text = f"newest archived log {age.total_seconds():.0f} s old, {_mib(behind_bytes)} not archived"
-    if behind_bytes and age.total_seconds() > max(BEHIND_S_MIN, 5 * config.every_s):
-        fix = "see log lines `log_not_archived` of `headrace up`; free or mount the archive's disk"
-        return Finding("backup log", "fail", text, fix)
-    return Finding("backup log", "ok", text)
-
-
-def _check_verified(state: ArchiveState) -> Finding:
-    fix = "run `headrace backup verify`, from cron each month"
-    if state.verified is None:
-        return Finding("backup verify", "warn", "no restore was rehearsed", fix)
-    age = datetime.now(UTC) - state.verified.at
-    text = f"last rehearsal {_hours(age)} ago, {pluralize(state.verified.rows, 'row')}"
-    if age > VERIFIED_AGE_MAX:
-        return Finding("backup verify", "warn", text, fix)
-    return Finding("backup verify", "ok", text)
-
-
-def _hours(age: timedelta) -> str:
-    return f"{age.total_seconds() / 3600:.1f} h"
 
 
 COMMANDS: Final[list[Any]] = [backup, restore_backup, standby, promote_folder]

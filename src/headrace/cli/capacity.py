@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,10 +19,11 @@ from typing import Any, Final
 import click
 
 from headrace.cli.app_context import CommandLine
+from headrace.jobs.model import JobsConfig
 from headrace.kernel.errors import InvalidInput
 
 DAY_S: Final = 86_400
-UNITS_S: Final = {"s": 1, "min": 60, "h": 3_600, "d": DAY_S}
+UNITS_S: Final = {"s": 1, "min": 60, "m": 60, "h": 3_600, "d": DAY_S, "day": DAY_S}
 FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 RANGE_BYTES: Final = 2**18
 CARD_SHARE: Final = 0.7
@@ -129,16 +131,29 @@ def source() -> str:
 
 
 def parse_per_second(text: str) -> float:
-    """The number per second of `150`, `9k/min`, `4M/h` or `350M/d`. Raises: InvalidRate."""
-    number, _, unit = text.strip().partition("/")
+    """The number per second of `150`, `9k/min`, `4M/h` or `350M/day`. Raises: InvalidRate."""
+    number, slash, unit = text.strip().partition("/")
+    if slash and unit not in UNITS_S:
+        raise _no_rate(text)
+    return _parse_number(number, text) / UNITS_S[unit or "s"]
+
+
+def _parse_number(number: str, text: str) -> float:
     factor = number[-1:] if number[-1:] in FACTORS else ""
     try:
-        value = float(number.removesuffix(factor)) * FACTORS[factor] / UNITS_S[unit or "s"]
-    except (KeyError, ValueError):
+        value = float(number.removesuffix(factor)) * FACTORS[factor]
+    except ValueError:
         value = math.nan
     if not 0 <= value <= 1e12:
-        raise InvalidRate(f"{text[:40]!r} is not a rate: write 150, 9k/min, 4M/h or 350M/d")
+        raise _no_rate(text)
     return value
+
+
+def _no_rate(text: str) -> InvalidRate:
+    return InvalidRate(
+        f"{text[:40]!r} is not a rate from 0: write 150/s, 9k/min, 4M/h or 350M/day, for media"
+        " 100G or 100Gbit/s; without a unit it is per second"
+    )
 
 
 def demands(load: Load, *, cores: int) -> list[Demand]:
@@ -229,14 +244,15 @@ def machines(found: list[Demand], *, cores: int, share: float) -> dict[str, int]
     """Machines of each kind that use `share` of their cores at the peak."""
     by_name = {one.resource: one.amount for one in found}
 
-    def count(*names: str, least: int = 0) -> int:
-        return max(least, math.ceil(sum(by_name[name] for name in names) / (cores * share)))
+    def count(*names: str) -> int:
+        return math.ceil(sum(by_name[name] for name in names) / (cores * share))
 
+    slots = JobsConfig().slots_per_core * cores
     wires = math.ceil(by_name["network of media nodes"] / (CARD.value / 1e9 * CARD_SHARE))
     return {
-        "PostgreSQL": count("CPU of PostgreSQL", least=1),
-        "Valkey, cores": max(1, math.ceil(by_name["CPU of Valkey"] / share)),
-        "agents": count("CPU of agents"),
+        "PostgreSQL": count("CPU of PostgreSQL"),
+        "Valkey, cores": math.ceil(by_name["CPU of Valkey"] / share),
+        "agents": max(count("CPU of agents"), math.ceil(by_name["slots of agents"] / slots)),
         "API and flushers": count("CPU of the API", "CPU of flushers"),
         "media nodes": max(wires, count("CPU of media nodes")),
     }
@@ -300,8 +316,20 @@ class _Rate(click.ParamType[float]):
         return value if isinstance(value, float) else parse_per_second(str(value))
 
 
+class _Count(click.ParamType[float]):
+    name = "count"
+
+    def convert(self, value: object, param: Any, ctx: Any) -> float:
+        try:
+            return value if isinstance(value, float) else _parse_number(str(value), str(value))
+        except InvalidRate:
+            self.fail(f"{value!r} is not a number such as 20000 or 500k", param, ctx)
+
+
 class _Number(click.FloatRange):
     """A finite number in a range; click accepts inf and nan."""
+
+    name = "number"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         number = float(super().convert(value, param, ctx))
@@ -310,7 +338,18 @@ class _Number(click.FloatRange):
         return number
 
 
+class _Bits(_Rate):
+    name = "bits"
+
+    def convert(self, value: object, *_: object) -> float:
+        return super().convert(
+            re.sub(r"bit(?=/|$)", "", value) if isinstance(value, str) else value
+        )
+
+
 RATE: Final = _Rate()
+BITS: Final = _Bits()
+COUNT: Final = _Count()
 RATES: Final = ("jobs", "hits", "totals", "pages", "posts", "follows", "photos")
 """Options that are rates of operations; media and connections are rates too."""
 SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fills"}
@@ -318,7 +357,7 @@ SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fi
 
 
 @click.command("size", short_help="Compute the machines that a load needs.")
-@click.option("--jobs", type=RATE, default="0", help="Jobs enqueued and run, such as 350M/d.")
+@click.option("--jobs", type=RATE, default="0", help="Jobs enqueued and run, such as 350M/day.")
 @click.option("--jobs-per-call", type=_Number(1), default=1.0, help="Jobs of one enqueue call.")
 @click.option("--job-ms", type=_Number(0), default=0.0, help="Duration of a job.")
 @click.option("--job-cpu-ms", type=_Number(0), default=0.0, help="CPU of your handler for a job.")
@@ -328,16 +367,18 @@ SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fi
 @click.option("--posts", type=RATE, default="0", help="Posts published.")
 @click.option("--follows", type=RATE, default="0", help="Authors followed.")
 @click.option("--photos", type=RATE, default="0", help="Photos fetched, such as 4M/h.")
-@click.option("--photo-kb", type=_Number(0), default=150.0, help="Size of a photo.")
+@click.option("--photo-kb", type=_Number(0, min_open=True), default=150.0, help="Size of a photo.")
 @click.option(
-    "--media", type=RATE, default="0", help="Bits of media sent per second, such as 100G."
+    "--media", type=BITS, default="0", help="Bits of media sent, such as 100G or 100Gbit/s."
 )
 @click.option(
-    "--connections", type=RATE, default="0", help="Open connections of media, such as 500k."
+    "--connections", type=COUNT, default="0", help="Open connections of media, such as 500k."
 )
-@click.option("--from-disk", type=_Number(0, 1), default=0.0, help="Share of media from disks.")
-@click.option("--hops", type=_Number(0, 1), default=0.0, help="Share of media from other nodes.")
-@click.option("--fills", type=_Number(0, 1), default=0.0, help="Share of media not on disks yet.")
+@click.option(
+    "--from-disk", type=_Number(0, 1), default=0.0, help="Share of media from disks, 0 to 1."
+)
+@click.option("--hops", type=_Number(0, 1), default=0.0, help="Share from other nodes, 0 to 1.")
+@click.option("--fills", type=_Number(0, 1), default=0.0, help="Share not on disks yet, 0 to 1.")
 @click.option("--tls", is_flag=True, help="Media is sent over HTTPS by its nodes.")
 @click.option("--peak", type=_Number(1), default=1.0, help="Peak rate divided by the given rates.")
 @click.option("--cores", type=click.IntRange(1), default=16, help="Cores of a machine.")
@@ -346,11 +387,12 @@ SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fi
 def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given: float) -> None:
     """Compute CPU, log, memory and network of a load, and the machines that it needs.
 
-    Rates are per second, or as in 9k/min, 4M/h, 350M/d. Costs are measured on one machine,
+    A rate without a unit is per second: --jobs 4k is --jobs 4k/s. Other units: 9k/min, 4M/h,
+    350M/day. The first lines show how each rate was read. Costs are measured on one machine,
     without your handlers; docs/reference/capacity.md explains them.
     """
     if not any(given[name] for name in (*RATES, "media", "connections")):
-        raise InvalidRate("no rate is given: name a load, such as --jobs 350M/d or --hits 9k/min")
+        raise InvalidRate("no rate is given: name a load, such as --jobs 350M/day or --hits 9k/min")
     if sum(given[option] for option in SHARES.values()) > 1:
         raise InvalidRate(
             "--from-disk, --hops and --fills are shares of one sum: at most 1 together"
@@ -370,7 +412,11 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
     )
     found = demands(load, cores=cores)
     needed = machines(found, cores=cores, share=share)
+    at_peak = {name: rate for name, rate in (*rates.items(), ("media", load.media_bits)) if rate}
+    left_out = _left_out(load)
     value = {
+        "per_second_at_peak": at_peak,
+        "left_out": left_out,
         "resources": [
             {"resource": one.resource, "amount": one.amount, "unit": one.unit, "used": one.used}
             for one in found
@@ -386,7 +432,33 @@ def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given
             for one in CONSTANTS
         ],
     }
-    line.show(value, "\n".join(lines_of(found, needed)))
+    lines = [*_lines_of_rates(at_peak, peak), *lines_of(found, needed)]
+    if left_out:
+        lines += ["", "not given, so left out:", *(f"  {one}" for one in left_out)]
+    line.show(value, "\n".join(lines))
+
+
+def _left_out(load: Load) -> list[str]:
+    """What the answer lacks because an option was not given."""
+    wanted = {
+        "CPU of your handlers: --job-cpu-ms": load.jobs and not load.job_cpu_s,
+        "slots and their memory: --job-ms": load.jobs and not load.job_s,
+        "media not in memory: --from-disk, --hops, --fills": load.media_bits
+        and not any(load.media_shares.values()),
+        "memory of connections: --connections": load.media_bits and not load.media_connections,
+        "peaks above the average: --peak": load.peak == 1,
+    }
+    return [text for text, is_left_out in wanted.items() if is_left_out]
+
+
+def _lines_of_rates(at_peak: Mapping[str, float], peak: float) -> list[str]:
+    """Each rate per second and per day, so that a wrong unit is seen."""
+    lines = ["load at the peak:"]
+    for name, rate in at_peak.items():
+        what = "bits of media" if name == "media" else name
+        per_day = f"({shown(rate / peak * DAY_S)} in a day)" if name != "media" else ""
+        lines.append(f"{'  ' + what:<28}{shown(rate):>10} a second {per_day}".rstrip())
+    return [*lines, ""]
 
 
 def lines_of(found: list[Demand], needed: dict[str, int]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -19,10 +18,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.cli.app_context import App
-from headrace.cli.backup import check_backup
-from headrace.cli.doctor_engines import CHECK_S, Finding, check_postgres, check_valkey
+from headrace.cli.doctor_backup import check_archive, check_backup, check_standby, special_folder
+from headrace.cli.doctor_engines import (
+    CHECK_S,
+    Finding,
+    check_postgres,
+    check_valkey,
+    store_fault,
+)
 from headrace.engines import Engines
-from headrace.engines.blobs import BlobChanged, Blobs, StoreMismatch
+from headrace.engines.blobs import Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import MARKER, require_owner
 from headrace.engines.migrate import plan_migrations
@@ -59,6 +64,10 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     findings = [*check_owner(app.data_folder), *check_machine(app)]
     if findings[0].subject == "data folder":
         return findings  # the check would store an object as root in another user's folder
+    special = special_folder(app)
+    if special is not None:
+        checks: list[Check] = [] if special else [("standby", lambda: check_standby(app))]
+        return [*findings, *special, *await _run_checks(checks)]
     try:
         engines = app.engines
     except NotRunning as error:
@@ -67,11 +76,12 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
             return [*findings, *await _run_checks([*_media_checks(app)])]
         findings.append(Finding("engines", "fail", error.text, "run `headrace up`"))
         # A missing object store may be the cause.
-        has_store = (app.data_folder / RECORD_FILE).exists()
-        return [*findings, *await _run_checks(_media_checks(app)[:1] if has_store else [])]
+        checks = _media_checks(app)[:1] if (app.data_folder / RECORD_FILE).exists() else []
+        checks.append(("backup archive", lambda: check_archive(app)))
+        return [*findings, *await _run_checks(checks)]
     except HeadraceError as error:
         return [*findings, Finding("engines", "fail", error.text)]
-    checks: list[Check] = [
+    checks = [
         ("postgres", lambda: check_postgres(app, engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
         ("backup", lambda: check_backup(app, engines)),
@@ -308,35 +318,15 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     except StoreMismatch as error:
         fix = "mount or restore its disk; `headrace blobs adopt` accepts the folder as it is now"
         return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", fix)]
-    key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
-    await blobs.put(key, data)
-    same = await blobs.get(key) == data
-    is_conditional = await refuses(blobs, key, None) and await refuses(blobs, key, '"another"')
-    await blobs.delete(key)
-    if not same:
-        return [
-            Finding(
-                "blobs", "fail", "an object was read back with different bytes", "check the store"
-            )
-        ]
-    found = [Finding("blobs", "ok", "stored, read and deleted an object")]
-    if not is_conditional:
-        text = (
-            "the store ignores If-None-Match or If-Match: two writers of one upload, or of the"
-            " settings of media nodes, may replace each other's bytes"
-        )
-        fix = "use a store with conditional writes, such as those of docs/s3.md"
-        found.append(Finding("blobs", "fail", text, fix))
-    return found
-
-
-async def refuses(blobs: Blobs, key: str, etag: str | None) -> bool:
-    """Whether the store refuses to replace an existing object with another etag."""
-    try:
-        await blobs.put_if(key, b"replaced", etag=etag)
-    except BlobChanged:
-        return True
-    return False
+    fault = await store_fault(blobs)
+    if not fault:
+        return [Finding("blobs", "ok", "stored, read and deleted an object")]
+    text = (
+        f"the store {fault}: two writers of one upload may mix their bytes, or the settings of"
+        " media nodes cannot be kept"
+    )
+    fix = "use a store with conditional writes, such as those of docs/s3.md"
+    return [Finding("blobs", "fail", text, fix)]
 
 
 ANSWER_S = 2.0

@@ -1,4 +1,4 @@
-"""Checks of `headrace doctor` on PostgreSQL and Valkey.
+"""Checks of `headrace doctor` on PostgreSQL, Valkey and object stores.
 
 A PostgreSQL setting may come from the server's file, the database or the role; `pg_settings` names
 the source, so a fix is the statement for that source. Settings of sessions are read on a direct
@@ -8,12 +8,14 @@ connection, settings of statements through the pool.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.cli.app_context import App
 from headrace.engines import Engines
+from headrace.engines.blobs import BlobChanged, Blobs
 from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
@@ -32,6 +34,32 @@ class Finding:
     state: str
     text: str
     fix: str = ""
+
+
+async def store_fault(store: Blobs) -> str:
+    """What the store does wrong with a probe object; empty if nothing. Raises: BlobsDown."""
+    key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
+    await store.put(key, data)
+    try:
+        if await store.get(key) != data:
+            return "returns other bytes than were stored"
+        if not await _refuses(store, key, None) or not await _refuses(store, key, '"another"'):
+            return "ignores If-None-Match or If-Match"
+        found = await store.read(key)
+        if found is None or await _refuses(store, key, found[1]):
+            return "refuses If-Match also with the right ETag"
+    finally:
+        await store.delete(key)
+    return ""
+
+
+async def _refuses(store: Blobs, key: str, etag: str | None) -> bool:
+    """Whether the store refuses to replace an existing object that should have `etag`."""
+    try:
+        await store.put_if(key, b"replaced", etag=etag)
+    except BlobChanged:
+        return True
+    return False
 
 
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}

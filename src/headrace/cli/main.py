@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Final
 
 import click
 
-import headrace
-from headrace.cli.app_context import App, CommandLine
+from headrace.cli.app_context import App, CommandLine, discard_output
+from headrace.cli.examples import EXAMPLES, add_examples
+from headrace.cli.root import Root, suggestion, unknown_command
 from headrace.kernel.errors import ExtraMissing, Forbidden, HeadraceError, InvalidInput, installing
 
 ROOMS: Final = {
@@ -26,6 +30,7 @@ ROOMS: Final = {
     "headrace.cli.demo": "click",
     "headrace.cli.backup": "uvloop",
     "headrace.cli.console": "litestar",
+    "headrace.cli.completion": "click",
     "headrace.jobs.cli": "asyncpg",
     "headrace.views.cli": "asyncpg",
     "headrace.feed.cli": "asyncpg",
@@ -43,12 +48,13 @@ NAMES: Final = {
     "headrace.cli.demo": ("demo",),
     "headrace.cli.backup": ("backup", "restore", "standby", "promote"),
     "headrace.cli.console": ("console",),
+    "headrace.cli.completion": ("completion",),
     "headrace.jobs.cli": ("jobs", "workflows", "queues", "lanes", "crons", "fleet"),
     "headrace.views.cli": ("views",),
     "headrace.feed.cli": ("feed",),
     "headrace.fetch.cli": ("fetch",),
     "headrace.media.cli": ("media",),
-    "headrace.web.cli": ("tokens", "audit"),
+    "headrace.web.cli": ("tokens", "audit", "history"),
 }
 """Commands of each module, so a command line imports only the module that it needs."""
 
@@ -59,10 +65,46 @@ class OptionWithoutValue(InvalidInput):
     code = "cli.option_without_value"
 
 
+class WrongUsage(InvalidInput):
+    """The arguments do not fit the command."""
+
+    code = "cli.usage"
+
+
 class FileRefused(Forbidden):
     """The user lacks permission for a file or folder that the command needs."""
 
     code = "cli.file_refused"
+
+
+class FileUnusable(InvalidInput):
+    """A file or folder that the command needs cannot be used."""
+
+    code = "cli.file_unusable"
+
+
+class Interrupted(HeadraceError):
+    """Ctrl-C ended the command."""
+
+    code, exit_code = "cli.interrupted", 130
+
+
+class InternalError(HeadraceError):
+    """An error that Headrace does not expect; its traceback is printed above it."""
+
+    code = "cli.internal_error"
+
+
+FILE_FIXES: Final = {
+    errno.EROFS: "choose a folder on a disk that can be written, or mount it so",
+    errno.ENOSPC: "free space on its disk, or choose another folder",
+    errno.EDQUOT: "free space, or ask for a larger quota",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTDIR: "a part of the path is a file: give another path",
+    errno.ENOENT: "create it, or correct the path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+}
 
 
 def run(
@@ -70,27 +112,67 @@ def run(
 ) -> int:
     """Run one command line; return the exit code."""
     line = CommandLine(make_app, packages)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A locale that lacks a character must not stop a command.
+            stream.reconfigure(errors="backslashreplace")
     try:
         words = take_global_options(arguments, line)
+        require_command(words)
         # Outside standalone mode, click returns the exit code instead of raising.
-        group = build_group(words[0] if words else None)
-        ended = group.main(words, prog_name="headrace", standalone_mode=False, obj=line)
+        ended = Root(commands_of).main(words, prog_name="headrace", standalone_mode=False, obj=line)
+        sys.stdout.flush()
         return ended if isinstance(ended, int) else 0
-    except HeadraceError as error:
-        return line.show_error(error)
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        return line.show_error(file_refused(error))
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        print("headrace: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        discard_output()
         return 0
+    except (click.Abort, KeyboardInterrupt):
+        return line.show_error(Interrupted("interrupted"))
+    except Exception as error:  # noqa: BLE001 - the last handler of the process
+        if isinstance(error, click.exceptions.NoArgsIsHelpError) and not line.is_json:
+            print(error.ctx.get_help(), file=sys.stderr)
+        return line.show_error(error_of(error))
+    finally:
+        line.close()
+
+
+def error_of(error: Exception) -> HeadraceError:
+    """The error to show for any exception of a command."""
+    if isinstance(error, HeadraceError):
+        return error
+    if isinstance(error, click.NoSuchCommand) and error.ctx is not None:
+        path = error.ctx.command_path.split()[1:]
+        return unknown_command([*path, error.command_name])
+    if isinstance(error, click.ClickException):
+        return wrong_usage(error)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return file_refused(error)
+    if isinstance(error, OSError) and error.errno in FILE_FIXES:
+        what = f"{error.filename}: " if error.filename is not None else ""
+        return FileUnusable(f"{what}{error.strerror}: {FILE_FIXES[error.errno]}")
+    traceback.print_exception(error)
+    return InternalError(
+        f"{type(error).__name__}: {error}: this is a fault of Headrace: report it with the lines"
+        " above"
+    )
+
+
+def wrong_usage(error: click.ClickException) -> WrongUsage:
+    """The error for arguments that do not fit, with the place of their help."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "headrace"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return WrongUsage(f"`{path}` needs the name of a command: see `{path} --help`")
+    example = EXAMPLES.get(" ".join(path.split()[1:]))
+    shown = f" (example: {path} {example})" if example else ""
+    return WrongUsage(f"{error.format_message().rstrip('.')}: see `{path} --help`{shown}")
+
+
+def require_command(words: Sequence[str]) -> None:
+    """Raise UnknownCommand if the first word is not a command, without importing the rooms."""
+    if words and not words[0].startswith("-") and all(words[0] not in n for n in NAMES.values()):
+        is_path = len(words) > 1 and suggestion(words)
+        raise unknown_command(words[:3] if is_path else words[:1])
 
 
 def file_refused(error: PermissionError) -> FileRefused:
@@ -104,7 +186,7 @@ def file_refused(error: PermissionError) -> FileRefused:
 def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:
     """Store `--json`, `--config FILE` and `--data FOLDER` in `line`; return the other words.
 
-    Raises: OptionWithoutValue.
+    Raises: OptionWithoutValue, WrongUsage.
     """
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
@@ -112,7 +194,9 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
     heads = iter(words[:end])
     for word in heads:
         name, equals, value = word.partition("=")
-        if name == "--json" and not equals:
+        if name == "--json":
+            if equals:
+                raise WrongUsage(f"{word}: --json takes no value: write --json")
             line.is_json = True
         elif name in ("--config", "--data"):
             given = value if equals else next(heads, "")
@@ -127,35 +211,27 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
     return kept + words[end:]
 
 
-def build_group(word: str | None = None) -> click.Group:
+def build_group(word: str | None = None) -> Root:
     """Command tree of the modules that provide command `word`; of all modules if none does."""
-    group = click.Group(
-        "headrace",
-        help=(
-            "Backend for content platforms: jobs, fetch, views, feed, media.\n\n"
-            "Global options, allowed anywhere: --json prints one JSON document; --config FILE"
-            " replaces"
-            " headrace.toml; --data FOLDER replaces the data folder."
-        ),
-        epilog=(
-            "Exit codes: 0 success, 1 internal error, 2 invalid input, 3 forbidden, 4 not found,"
-            " 5 conflict, 6 limit exceeded, 7 dependency unavailable, 8 corrupt data, 130"
-            " interrupted."
-        ),
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
-    click.version_option(headrace.__version__, message="headrace %(version)s")(group)
-    wanted = {module for module, names in NAMES.items() if word in names} or ROOMS.keys()
-    for module, library in ROOMS.items():
-        if module not in wanted:
-            continue
-        if find_spec(library) is not None:
-            for command in importlib.import_module(module).COMMANDS:
-                add_command(group, command)
-        else:
-            for name in NAMES[module]:
-                group.add_command(command_of_missing(name, module.split(".")[1]))
+    group = Root(commands_of)
+    is_known = any(word in names for names in NAMES.values())
+    for name in [word or ""] if is_known else [n for names in NAMES.values() for n in names]:
+        group.get_command(click.Context(group), name)
     return group
+
+
+def commands_of(word: str) -> Iterator[click.Command]:
+    """The commands of the modules that provide `word`, with examples."""
+    for module, names in NAMES.items():
+        if word not in names:
+            continue
+        if find_spec(ROOMS[module]) is not None:
+            for command in importlib.import_module(module).COMMANDS:
+                add_examples(command, command.name)
+                yield command
+        else:
+            for name in names:
+                yield command_of_missing(name, module.split(".")[1])
 
 
 def command_of_missing(noun: str, room: str) -> click.Command:
@@ -171,13 +247,3 @@ def command_of_missing(noun: str, room: str) -> click.Command:
         help=f"Not installed: {installing(room)}.",
         context_settings={"ignore_unknown_options": True},
     )
-
-
-def add_command(group: click.Group, command: click.Command) -> None:
-    """Add `command`; merge its verbs if the group exists, as rooms and roles share nouns."""
-    present = group.commands.get(command.name or "")
-    if isinstance(present, click.Group) and isinstance(command, click.Group):
-        for verb in command.commands.values():
-            present.add_command(verb)
-    else:
-        group.add_command(command)

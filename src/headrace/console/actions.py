@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from headrace.console.model import FieldsInvalid
+from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.terminal import is_visible, visible
 from headrace.web.bodies import require_plain
@@ -119,11 +120,20 @@ def _parse_json(field: Field, text: str) -> Any:
     return value
 
 
+def _parse_moment(_: Field, text: str) -> str:
+    """The moment as the API accepts it, in UTC if the text has no offset."""
+    try:
+        return parse_moment(text).isoformat()
+    except ValueError as error:
+        raise ValueError(f"expected {error}") from error
+
+
 _PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
     "number": _parse_number,
     "decimal": _parse_decimal,
     "select": _parse_select,
     "json": _parse_json,
+    "moment": _parse_moment,
 }
 
 

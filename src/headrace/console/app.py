@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+import msgspec
 from litestar import Litestar, Request, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Redirect, ServerSentEvent
@@ -35,6 +36,7 @@ from headrace.console.model import (
 )
 from headrace.console.pages import PageRenderer, require_scope, takes_gzip, url_of
 from headrace.console.screens import ROOMS
+from headrace.console.screens.search import TEXT_CHARACTERS_MAX, find_matches
 from headrace.console.security import (
     RETURN_URL,
     ConsoleSession,
@@ -426,7 +428,17 @@ class Console:
                 "csp_report", report=body[:REPORT_CHARACTERS_MAX].decode("utf-8", "replace")
             )
 
-        return [get_live, post_csp]
+        @get(f"{PREFIX}/palette")
+        async def get_palette(request: HttpRequest) -> Response[bytes]:
+            session = await self._auth.require_session(request)
+            query = {"q": request.query_params.get("q", "")}
+            context = pages.view_context(session.caller, path=PREFIX, params={}, query=query)
+            text = context.query.text("q", most=TEXT_CHARACTERS_MAX).strip()
+            body = msgspec.json.encode(await find_matches(context, text))
+            headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+            return Response(body, media_type="application/json", headers=headers)
+
+        return [get_live, get_palette, post_csp]
 
     def _render_error(self, request: HttpRequest, error: Exception) -> Response[Any]:
         ours = to_headrace_error(error)

@@ -13,6 +13,7 @@ from jinja2 import Environment
 from litestar import Response
 
 from headrace.console.actions import Action
+from headrace.console.history import Boards
 from headrace.console.live import Sample, Sampler, WatchedPage
 from headrace.console.model import PREFIX, ConsoleConfig, PageUnknown
 from headrace.console.rendering import (
@@ -66,6 +67,7 @@ class PageRenderer:
         )
         self._services = house.services()
         self.audit: Audit = self._services["audit"]
+        self._boards = Boards()
         self._rates = Rates(house.metrics_folder)
         self._environment: Environment = make_environment(
             self.assets, version=house.version, rooms=rooms, actions=self.actions
@@ -88,6 +90,9 @@ class PageRenderer:
             caller=caller,
             now_at=datetime.now(UTC),
             rates=self._rates,
+            rooms=self.rooms,
+            history=self._services["history"],
+            boards=self._boards,
             media_origin=self.media_origin,
             house=self.house,
         )

@@ -16,6 +16,7 @@ and counts from 0. The first reading gives no rates.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections import deque
@@ -29,8 +30,9 @@ from urllib.parse import urlencode
 
 from headrace.console.actions import Action
 from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
+from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.metrics import merged_metrics
+from headrace.kernel.metrics import fresh_snapshots, merged_metrics
 from headrace.web.model import Application
 from headrace.web.tokens import Caller
 
@@ -44,6 +46,18 @@ LEAST_S: Final = 3.0
 """Roles write metrics every two seconds; a shorter span would be noise."""
 GONE_S_MAX: Final = 3_600.0
 """A role that wrote nothing for longer is assumed to be stopped on purpose."""
+RECENT_S: Final = 600.0
+"""Time span of `Rates.grown` and `Rates.restarts`."""
+MARK_EVERY_S: Final = 60.0
+WATCHED: Final = frozenset(
+    {
+        "agent_slots_ended_total",
+        "media_child_deaths_total",
+        "media_cuts_total",
+        "media_requests_total",
+    }
+)
+"""The counters of `Rates.grown`."""
 _ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
@@ -58,6 +72,10 @@ class Rates:
         self._history: dict[str, deque[tuple[float, float | None]]] = {}
         self._reading = asyncio.Lock()
         self._roles: dict[str, float] = {}
+        self._marks: deque[tuple[float, Series, frozenset[str]]] = deque()
+        """Readings of WATCHED with the roles that wrote them; the last one is the newest."""
+        self._processes: dict[str, float] | None = None
+        self._kept: dict[str, tuple[float, Any]] = {}
 
     async def read(self) -> None:
         """Take a reading in a thread, unless the last one is recent."""
@@ -65,8 +83,34 @@ class Rates:
             now_s = time.monotonic()
             if self._readings and now_s - self._readings[-1][0] < READ_EVERY_S:
                 return
-            text = await asyncio.to_thread(merged_metrics, self._folder, "api")
+            text, processes = await asyncio.to_thread(self._read_folder)
+            self.note_processes(now_s, processes)
             self.add(now_s, parse_series(text.decode()))
+
+    def _read_folder(self) -> tuple[bytes, set[str]]:
+        return merged_metrics(self._folder, "api"), fresh_snapshots(self._folder)
+
+    def note_processes(self, at_s: float, processes: set[str]) -> None:
+        """Note the processes that write metrics, named `<role>-<pid>`."""
+        if self._processes is None:
+            self._processes = dict.fromkeys(processes, -math.inf)
+        for process in processes:
+            self._processes.setdefault(process, at_s)
+
+    async def kept(self, name: str, for_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
+        """What `call` returned, at most `for_s` ago; for reads that are too slow for each page."""
+        known = self._kept.get(name)
+        if known is None or time.monotonic() - known[0] > for_s:
+            known = self._kept[name] = time.monotonic(), await call()
+        return known[1]
+
+    def restarts(self, role: str) -> int:
+        """Processes of `role` that started in the last RECENT_S, as far as they were observed."""
+        since_s = (self._readings[-1][0] if self._readings else 0.0) - RECENT_S
+        return sum(
+            at_s >= since_s and process.rpartition("-")[0] == role
+            for process, at_s in (self._processes or {}).items()
+        )
 
     def add(self, at_s: float, series: Series) -> None:
         """Add a reading taken at `at_s` and drop readings that are too old."""
@@ -74,6 +118,12 @@ class Rates:
             self._readings.popleft()
         self._readings.append((at_s, series))
         found = {match[1] for _, labels in series if (match := _ROLE.search(labels))}
+        if len(self._marks) > 1 and at_s - self._marks[-2][0] < MARK_EVERY_S:
+            self._marks.pop()
+        watched = {key: value for key, value in series.items() if key[0] in WATCHED}
+        self._marks.append((at_s, watched, frozenset(found)))
+        while self._marks[0][0] < at_s - RECENT_S:
+            self._marks.popleft()
         self._roles.update(dict.fromkeys(found, at_s))
         while len(self._readings) > 2 and at_s - self._readings[1][0] >= SPAN_S:
             self._readings.popleft()
@@ -100,6 +150,21 @@ class Rates:
         if not grown or self.is_measuring:
             return None
         return sum(grown) / (self._readings[-1][0] - self._readings[0][0])
+
+    def grown(self, name: str, *labels: str) -> float:
+        """Growth of a counter of WATCHED in the last RECENT_S, as far as it was observed.
+
+        A series that a known role starts to write began at 0.
+        """
+        grown = 0.0
+        for (_, before, roles), (_, now, _) in pairwise(self._marks):
+            for key, value in now.items():
+                if key[0] == name and all(one in key[1] for one in labels):
+                    role = _ROLE.search(key[1])
+                    is_known = role is not None and role[1] in roles
+                    by = value - before.get(key, 0.0 if is_known else value)
+                    grown += by if by >= 0 else value
+        return grown
 
     def note(self, name: str, per_s: float | None) -> list[float | None]:
         """Record a rate under `name` once per reading; return the history, with None for gaps."""
@@ -134,11 +199,13 @@ def parse_series(text: str) -> dict[tuple[str, str], float]:
 
 
 if TYPE_CHECKING:
+    from headrace.console.history import Boards
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs
     from headrace.media import Media
     from headrace.views import Views
+    from headrace.web.history import History
     from headrace.web.sessions import Audit
 
 Value = TypeVar("Value")
@@ -181,6 +248,14 @@ class Query:
             raise QueryInvalid(f"{name}: expected one of {', '.join(allowed)}, got {found[:40]!r}")
         return found
 
+    def moment(self, name: str) -> datetime | None:
+        """A moment, in UTC if it has no offset. Raises: QueryInvalid."""
+        found = self.text(name).strip()
+        try:
+            return parse_moment(found) if found else None
+        except (ValueError, OverflowError) as error:
+            raise QueryInvalid(f"{name}: expected {error}, got {found[:40]!r}") from None
+
     def flag(self, name: str) -> bool:
         """Whether the parameter is given and not `0`."""
         return self.given.get(name, "") not in ("", "0")
@@ -203,7 +278,11 @@ class ViewContext:
     caller: Caller
     now_at: datetime
     rates: Rates
+    history: History
+    boards: Boards
     house: Application
+    rooms: Sequence[Room] = ()
+    """All rooms, in menu order."""
     media_origin: str = ""
     origin: str = ""
     """Scheme and host of the console, in an action."""
@@ -332,6 +411,11 @@ class Line:
     values: Sequence[float | None]
     tone: str = ""
 
+    @property
+    def latest(self) -> float | None:
+        """The last known value."""
+        return next((value for value in reversed(self.values) if value is not None), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
@@ -341,7 +425,15 @@ class Chart:
     lines: Sequence[Line]
     unit: str = ""
     kind: str = "line"
+    """line, bars, stack: lines on each other, or heat: a column of counts for each x."""
     labels: Sequence[str] = ()
+    step_s: int = 0
+    """Length of the step that begins at an x; 0 for single points."""
+    brush: str = ""
+    """The list that a selected time opens, as path and name, `/fetch/photos|photos`."""
+    bounds_s: Sequence[float] = ()
+    """Upper bounds of the counts of a heat map; the last count is over all of them."""
+    counts: Sequence[Sequence[float] | None] = ()
 
     def document(self) -> dict[str, Any]:
         """The data that the page's script draws."""
@@ -350,6 +442,8 @@ class Chart:
             "unit": self.unit,
             "kind": self.kind,
             "labels": list(self.labels),
+            "step": self.step_s,
+            **({"bounds": list(self.bounds_s), "counts": list(self.counts)} if self.counts else {}),
             "lines": [
                 {"label": line.label, "tone": line.tone, "values": list(line.values)}
                 for line in self.lines

@@ -13,11 +13,10 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -26,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import LocalStore, from_url
 
+from headrace.engines import stored_files
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
 from headrace.engines.mount_guard import MountGuard, StoreRecord
@@ -37,7 +37,6 @@ from headrace.kernel.single_flight import SingleFlight
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _NO_OTHER: Final = re.compile(r"<Code>NoSuch(Bucket|Upload)</Code>")
 """Something else than the object is missing."""
@@ -62,6 +61,8 @@ class BlobsDown(Unavailable):
     """The object store does not respond or refuses to store."""
 
     code = "blobs.unavailable"
+    reason = ""
+    """The cause in a few words, such as `403 AccessDenied`."""
 
 
 class StoreMismatch(BlobsDown):
@@ -313,13 +314,32 @@ class Blobs:
                 if self._is_object(info.key):
                     yield info
 
+    async def children(
+        self, prefix: str, *, after: str = "", children_max: int
+    ) -> Sequence[stored_files.Child]:
+        """Direct children of the folder `prefix` with names behind `after`, by name.
+
+        A bucket lists all of them for each page. Raises: InvalidBlobKey, BlobsDown.
+        """
+        is_name = _SEGMENT.fullmatch
+        if prefix:
+            require_key(prefix)
+        async with self._use(prefix):
+            self.require_mounted()
+            if self.folder is not None:
+                found = partial(stored_files.children_of, self.folder, prefix, after=after)
+                return await asyncio.to_thread(found, children_max=children_max, is_name=is_name)
+            listed: Any = await obstore.list_with_delimiter_async(self._store, prefix or None)
+        find = stored_files.children_in
+        return find(listed, after=after, children_max=children_max, is_name=is_name)
+
     def _require_plain(self, key: str) -> None:
         """Raises: InvalidBlobKey; FileNotFoundError for a missing file, a link or a device."""
         require_key(key)
         if self.folder is None:
             return
         try:
-            is_plain = is_plain_file(self.folder, key)
+            is_plain = stored_files.is_plain_file(self.folder, key)
         except (FileNotFoundError, NotADirectoryError):
             is_plain = False
         if not is_plain:
@@ -420,7 +440,9 @@ class Blobs:
         modified_at = meta["last_modified"]
         etag = str(meta["e_tag"] or "").strip('"')
         if self.folder is not None:
-            etag = file_etag((modified_at - _EPOCH) // timedelta(microseconds=1), meta["size"])
+            etag = stored_files.file_etag(
+                (modified_at - stored_files.EPOCH) // timedelta(microseconds=1), meta["size"]
+            )
         return BlobInfo(key, meta["size"], etag, modified_at)
 
     def _is_object(self, key: str) -> bool:
@@ -447,22 +469,6 @@ def _allow(limit: asyncio.Timeout, size_bytes: int) -> None:
         limit.reschedule(when + size_bytes / MIB)
 
 
-def is_plain_file(folder: Path, key: str) -> bool:
-    """Whether `key` is a regular file in real folders; a link could lead out of the store."""
-    path = folder
-    steps = key.split("/")
-    for step in steps[:-1]:
-        path /= step
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            return False
-    return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
-
-
-def file_etag(modified_us: int, size_bytes: int) -> str:
-    """The etag of a file; without the inode, so that copies on other hosts have the same one."""
-    return f"{modified_us:x}-{size_bytes:x}"
-
-
 def _open_lock(folder: Path, check: Check | None) -> BinaryIO:
     """Open the lock file of an existing `folder`. Raises: OSError."""
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -486,9 +492,9 @@ def _unusable(folder: Path, error: OSError) -> BlobsDown:
 def _down(key: str, error: Exception) -> BlobsDown:
     text = str(error)
     status, code = _STATUS.search(text), _S3_CODE.search(text)
-    reason = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
-    return BlobsDown(
-        f"the object store failed for {key!r} ({reason}): check its disk, address and credentials"
-        " with `headrace doctor`",
-        retry_after_s=5,
-    )
+    reason = " ".join(found[1] for found in (status, code) if found)
+    reason = reason or getattr(error, "strerror", None) or type(error).__name__
+    advice = "check its disk, address and credentials with `headrace doctor`"
+    down = BlobsDown(f"the object store failed for {key!r} ({reason}): {advice}", retry_after_s=5)
+    down.reason = reason
+    return down

@@ -10,9 +10,9 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlsplit
 
-from headrace.kernel.config import parse_url
+from headrace.kernel.config import parse_url, require_known_parameters
 
 MASK: Final = "(masked)"
 _HOST: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
@@ -103,11 +103,26 @@ def parse_valkey_url(text: str) -> str:
     hosts = found["hosts"].split(",") if found else []
     if len(hosts) > 1 and not all(_SEED.fullmatch(host) for host in hosts):
         raise ValueError("a URL whose nodes are HOST or HOST:PORT joined by commas, none empty")
+    require_known_parameters(url)
     rest, sentinels = split_sentinels(url)
     schemes = ("valkey", "valkeys", "redis", "rediss", *(() if sentinels else ("unix",)))
     for seed in seeds_of(rest):
         parse_url(*schemes)(seed)
+        _require_valkey_values(seed)
     return url
+
+
+def _require_valkey_values(seed: str) -> None:
+    """Refuse what the drivers would ignore or fail on later. Raises: ValueError."""
+    parts = urlsplit(seed)
+    options = dict(parse_qsl(parts.query))
+    databases = [options.get("db", "0")]
+    if parts.scheme != "unix":
+        databases.append(parts.path.removeprefix("/") or "0")
+    if not all(re.fullmatch(r"[0-9]{1,4}", database) for database in databases):
+        raise ValueError("a URL whose database is a number: valkey://HOST/0")
+    if options.get("ssl_cert_reqs", "none") not in ("none", "optional", "required"):
+        raise ValueError("a URL with ssl_cert_reqs=none, optional or required")
 
 
 def seeds_of(url: str) -> list[str]:

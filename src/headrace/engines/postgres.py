@@ -53,7 +53,11 @@ def from_row(kind: type[Value], row: Row, /, **computed: Any) -> Value:
     return kind(**found, **computed)
 
 
-_REFUSED: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+_REFUSED: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+)
 _BUSY: Final = (
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
@@ -455,7 +459,7 @@ def translated_errors(server: str = "") -> Iterator[None]:
     except _REFUSED as error:
         raise PostgresRefused(
             f"PostgreSQL{at} refuses the connection ({type(error).__name__}): correct user,"
-            " password and database in postgres.url (HEADRACE_POSTGRES_URL)",
+            " password, database and parameters in postgres.url (HEADRACE_POSTGRES_URL)",
             retry_after_s=5,
         ) from error
     except _ELSEWHERE as error:

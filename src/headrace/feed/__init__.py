@@ -23,10 +23,10 @@ seconds.
 
 **Files.** Read `lua/feed_v1.lua` (the index and a page of one shard), `merge.py` (a page, also
 below the index), `apply.py` (changes in order) and `index_recovery.py` (build, verify, recover)
-first. Then: `service` with the topics `posts`, `follows`, `pages` and `index`; `worker` (the sweep,
-in the role `flusher`), `id_map` (external ids and cursors), `valkey_store`, `store` with `sql/`
-(PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli`, `import_files` (bulk imports),
-`ranking` (orders of the application).
+first. Then: `service` with the topics `posts`, `follows`, `pages`, `index` and `lookup`; `worker`
+(the sweep, in the role `flusher`), `id_map` (external ids and cursors), `valkey_store`, `store`
+with `sql/` (PostgreSQL), `model`, `settings`, `errors`, `http/`, `cli`, `import_files` (bulk
+imports), `ranking` (orders of the application).
 """
 
 from __future__ import annotations

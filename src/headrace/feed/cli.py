@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, BinaryIO, Final, TypeVar
@@ -22,9 +23,18 @@ from headrace.feed.service import Feed
 from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import Corrupt
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Parsed,
+    Terminal,
+    listing,
+    paged,
+    pluralize,
+    table,
+)
 
-PROGRESS_EVERY: Final = 10_000
+PROGRESS_EVERY: Final = 1_000
 
 
 @click.command("import", short_help="Import follows or posts from a file.")
@@ -37,7 +47,7 @@ def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
     follows: viewer, author, at (optional). posts: author, id, and optionally at, ref, kind. Group
     follows by viewer for fewer calls.
     """
-    lines = counted(terminal, rows_of(file, kind))
+    lines = counted(terminal, rows_of(file, kind), file)
     if kind == "follows":
         follows = ((number, follow_of(row, number)) for number, row in lines)
         count = terminal.run(
@@ -57,12 +67,17 @@ def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
 
 
 def counted(
-    terminal: Terminal, rows: Iterable[tuple[int, Mapping[str, Any]]]
+    terminal: Terminal, rows: Iterable[tuple[int, Mapping[str, Any]]], file: BinaryIO
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The same rows, with progress on the terminal."""
+    """The same rows, with progress on the terminal, of a total if `file` has a size."""
+    size = 0
+    if file.seekable():
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END)
+        file.seek(begin)
     for number, row in rows:
         if number % PROGRESS_EVERY == 0:
-            terminal.progress(f"line {number}")
+            terminal.progress(f"line {number:,}", file.tell() if size else 0, size or None)
         yield number, row
 
 
@@ -183,7 +198,8 @@ def _list_command(name: str, of: str, verb: ListVerb, what: str) -> None:
     @_CURSOR
     def command(terminal: Terminal, entity: str, *, limit: int, cursor: str | None) -> None:
         found = terminal.run(Feed, lambda feed: verb(feed.follows, entity, limit, cursor=cursor))
-        terminal.show(found, describe_people(found))
+        document = listing(found.people, next_cursor=found.next, total=found.total)
+        terminal.show(document, describe_people(found))
 
 
 _list_command("following", "VIEWER", Follows.following, "the authors that a viewer follows")
@@ -211,7 +227,7 @@ def show_page(
     found = terminal.run(
         Feed, lambda feed: feed.page(viewer, limit, cursor=cursor, since=since, kinds=kinds)
     )
-    terminal.show(found, describe_page(found))
+    terminal.show(page_document(found), describe_page(found))
 
 
 @feed.command("author", short_help="Show an author's posts.")
@@ -227,7 +243,7 @@ def list_author_posts(
         Feed,
         lambda feed: feed.pages.author_posts(author, limit, cursor=cursor, kinds=kinds),
     )
-    terminal.show(found, describe_page(found))
+    terminal.show(page_document(found), describe_page(found))
 
 
 @feed.command("unread", short_help="Count unread posts.")
@@ -275,9 +291,10 @@ def rebuild(terminal: Terminal) -> None:
 )
 def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
     """Compare the index in Valkey with PostgreSQL. Exit code 8 if anything differs."""
+    terminal.progress("comparing the index with PostgreSQL")
     found = terminal.run(Feed, lambda feed: feed.index.verify(sample=None if is_all else sample))
     viewers = f"{pluralize(found.viewers, 'viewer')} with {pluralize(found.follows, 'follow')}"
-    lines = [
+    lines: list[str] = [
         f"{viewers}, {pluralize(found.authors, 'author')} with {pluralize(found.posts, 'post')}"
     ]
     if found.differences:
@@ -285,7 +302,7 @@ def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
         lines.append(table(("kind", "id", "missing", "extra"), rows))
     else:
         lines.append("the index equals PostgreSQL")
-    terminal.show(found, "\n".join(lines))
+    terminal.show(found, Lines(*lines))
     return Corrupt.exit_code if found.differences else 0
 
 
@@ -302,7 +319,7 @@ def show_stats(terminal: Terminal) -> None:
         )
         for row in found
     ]
-    terminal.show(found, table(("shard", "state", "since", "newest"), rows))
+    terminal.show(listing(found), table(("shard", "state", "since", "newest"), rows))
 
 
 @feed.command("why", short_help="Explain why a viewer sees a post or not.")
@@ -330,21 +347,21 @@ def describe_page(page: Page) -> str:
         for post in page.posts
     ]
     names = ("at", "author", "post", "kind") if has_kinds else ("at", "author", "post")
-    lines = [table(names, rows) if rows else "no posts"]
-    if page.next is not None:
-        lines.append(f"more: --cursor {page.next}")
-    return "\n".join(lines)
+    return paged(table(names, rows) if rows else "no posts", page.next)
+
+
+def page_document(page: Page) -> dict[str, Any]:
+    """A page as the document of a list."""
+    more = {"newest": page.newest, "is_slow": page.is_slow}
+    return listing(page.posts, next_cursor=page.next, **more)
 
 
 def describe_people(people: People) -> str:
     """A list as a table, with its total and the cursor of the next page."""
     rows = [(f"{one.since_at:%Y-%m-%d %H:%M:%S}", one.id) for one in people.people]
-    lines = [f"{people.total} in total"]
-    if rows:
-        lines.append(table(("since", "id"), rows))
-    if people.next is not None:
-        lines.append(f"more: --cursor {people.next}")
-    return "\n".join(lines)
+    total = f"{people.total} in total"
+    text = Lines(total, table(("since", "id"), rows)) if rows else total
+    return paged(text, people.next)
 
 
 COMMANDS: Final[list[click.Command]] = [feed]

@@ -7,6 +7,7 @@ until the next sweep; that is a reason of its own, in both directions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
@@ -35,6 +36,7 @@ from headrace.feed.model import (
     require_post_ids,
 )
 from headrace.feed.ranking import RankedPlace, Ranking, Rankings, place_of
+from headrace.feed.settings import page_seconds
 from headrace.feed.valkey_store import Found
 from headrace.kernel import spans
 from headrace.kernel.signing import CursorInvalid
@@ -161,6 +163,7 @@ class Pages:
         RankingUnknown, RankingFailed, CursorInvalid, SlowPagesBusy; PostgresDown if no engine has
         the page.
         """
+        began_s = time.perf_counter()
         with spans.inside("feed.page", "INTERNAL", {"headrace.feed.limit": limit}) as span:
             page = await self._page(
                 viewer, limit, cursor=cursor, since=since, kinds=kinds, rank=rank
@@ -169,6 +172,7 @@ class Pages:
                 span.note(
                     {"headrace.feed.posts": len(page.posts), "headrace.feed.is_slow": page.is_slow}
                 )
+        page_seconds.observe(time.perf_counter() - began_s)
         return page
 
     async def _page(

@@ -27,6 +27,7 @@ from headrace.feed.model import (
     require_post_ids,
     require_posts,
 )
+from headrace.feed.settings import posts_added
 from headrace.feed.store import Stored
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.errors import InvalidJob
@@ -171,6 +172,7 @@ class Posts:
                 _require_own(stored, dict(zip(columns["ids"], authors, strict=True)))
                 await self._schedule(tx, stored)
         await self._index.applier.apply_or_defer(changes)
+        posts_added.inc(sum(post.is_new for post in stored))
         found = {post.id: post for post in stored}
         return [_post_of(found[post.id], post.author) for post in new]
 

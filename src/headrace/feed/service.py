@@ -8,6 +8,7 @@ from headrace.engines import Engines
 from headrace.feed.follows import Follows
 from headrace.feed.id_map import Cursors, IdMap
 from headrace.feed.index import Index
+from headrace.feed.lookup import Lookup
 from headrace.feed.merge import PageMerger, SlowPages
 from headrace.feed.pages import Pages
 from headrace.feed.posts import Posts
@@ -18,7 +19,7 @@ from headrace.kernel.signing import Key
 
 
 class Feed:
-    """The topics of the feed: `posts`, `follows`, `pages` and `index`.
+    """The topics of the feed: `posts`, `follows`, `pages`, `index` and `lookup`.
 
     Creation opens no connection. The everyday verbs `post`, `delete`, `follow`, `unfollow` and
     `page` are bound methods of a topic.
@@ -38,6 +39,7 @@ class Feed:
             postgres, ids, self.index, cursors=cursors, follows_max=config.follows_max
         )
         self.pages = Pages(postgres, ids, self.index, merger, cursors=cursors)
+        self.lookup = Lookup(postgres, ids)
         self.post, self.delete = self.posts.post, self.posts.delete
         self.follow, self.unfollow = self.follows.follow, self.follows.unfollow
         self.page = self.pages.page

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.kernel.config import parse_count_between, parse_duration_s, setting
-from headrace.kernel.metrics import counter, gauge
+from headrace.kernel.metrics import counter, gauge, histogram
 
 SHARDS_MAX: Final = 64
 FOLLOWS_MAX: Final = 10_000
@@ -46,6 +46,15 @@ class FeedConfig:
 
 
 pages_read = counter("feed_pages_total", "Pages by their source.", source=("index", "postgres"))
+page_seconds = histogram(
+    "feed_page_seconds",
+    "Time of a page.",
+    buckets_s=(
+        *(0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025),
+        *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    ),
+)
+posts_added = counter("feed_posts_total", "Posts added.")
 pages_refused = counter(
     "feed_pages_refused_total", "Pages refused because too many were read from PostgreSQL."
 )

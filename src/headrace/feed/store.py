@@ -266,6 +266,36 @@ async def oldest_unswept_s(runner: Runner) -> float:
     return float(await runner.value(SQL.oldest_unswept) or 0.0)
 
 
+async def overdue_posts(
+    runner: Runner, *, late_s: float, rows_max: int
+) -> tuple[int, datetime | None]:
+    """Posts that should have been published `late_s` ago, and since when the first waits."""
+    row: Any = await runner.one(SQL.overdue_posts, late_s=late_s, rows_max=rows_max)
+    return row["posts"], row["since_at"]
+
+
+async def recent_entities(
+    runner: Runner, kind: ChangeKind, *, looked_at: int, rows_max: int
+) -> list[int]:
+    """Viewers or authors among the newest changes, latest first."""
+    rows = await runner.all(
+        SQL.recent_entities, kind=int(kind), looked_at=looked_at, rows_max=rows_max
+    )
+    return [row["entity"] for row in rows]
+
+
+async def ids_like(runner: Runner, part: str, last: str, *, rows_max: int) -> dict[int, str]:
+    """Text ids from `part` to `last`, by their numbers."""
+    rows = await runner.all(SQL.ids_like, part=part, last=last, rows_max=rows_max)
+    return {row["id"]: row["name"] for row in rows}
+
+
+async def kinds_of(runner: Runner, entities: Sequence[int]) -> list[tuple[int, ChangeKind]]:
+    """Each entity that is a viewer or an author; one that is both appears twice."""
+    rows = await runner.all(SQL.kinds_of, entities=entities)
+    return [(row["entity"], ChangeKind(row["kind"])) for row in rows]
+
+
 async def entities_after(
     runner: Runner, kind: ChangeKind, *, after: int, rows_max: int
 ) -> list[int]:

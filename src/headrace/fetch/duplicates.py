@@ -116,10 +116,10 @@ class Duplicates:
         *,
         across: bool | None = None,
         reviewed: bool = False,
-        before: int | None = None,
+        cursor: int | None = None,
         rows_max: int = PAGE_ROWS_MAX,
     ) -> list[NearDuplicate]:
-        """Pairs of one customer or of all, newest first, before id `before`.
+        """Pairs of one customer or of all, newest first, with ids below `cursor`.
 
         `across`: only pairs of two customers (True) or of one (False). `reviewed`: those that a
         moderator has marked, instead of the open ones. Raises: CustomerUnknown.
@@ -131,7 +131,7 @@ class Duplicates:
             customer=customer,
             across=across,
             reviewed=reviewed,
-            before=min(before or BIGINT_MAX, BIGINT_MAX),
+            before=min(cursor or BIGINT_MAX, BIGINT_MAX),
             rows_max=min(max(1, rows_max), PAGE_ROWS_MAX),
         )
         return [

@@ -129,6 +129,12 @@ class UnknownFormat(InvalidInput):
     code = "fetch.unknown_format"
 
 
+class InvalidTime(InvalidInput):
+    """A bound of a list of results is not a moment."""
+
+    code = "fetch.invalid_time"
+
+
 class InvalidMapping(InvalidInput):
     """Invalid mapping; the message lists every fault."""
 

@@ -12,8 +12,8 @@ BACKOFF_S_MAX.
 The photos of a host start in one timeout class, so the fleet's limit is divided by the number of
 slots bound to that class, and a connection needs no coordination. Slots of other classes do not
 count: hosts that hang need many of them, which must not slow down the others. Photos that a timeout
-moved on get what remains of a division by the slots of all classes. Floating slots are not counted:
-they fetch where no bound slot does.
+moved on get what remains of a division by the slots of all classes. Floating slots fetch where no
+bound slot does, so they are counted where the plan has no slot, such as right after the start.
 
 **Rate tokens.** Each HTTP request of a photo takes one from the customer's lane. A photo job
 arrives with one token, valid for the limiter's slack. libcurl calls a hook right before each
@@ -56,6 +56,8 @@ HOSTS_MAX: Final = 10_000
 WAITERS_MAX: Final = 32
 _SMOOTHING: Final = 0.2
 REFRESH_S: Final = 30.0
+UNPLANNED_S: Final = 5.0
+"""Age of the read plan while it has no slot that fetches."""
 _LOG: Final = logger(__name__)
 
 
@@ -194,10 +196,12 @@ class HostQuota:
         self._jobs = jobs
         self._queues = [c.queue for c in (*classes.listed, *classes.former)]
         self._connections = connections
-        self._slots: Mapping[str, int] = {}
+        # One connection until the plan is read: other processes may have all of theirs.
+        self._slots: Mapping[str, int] = dict.fromkeys(self._queues, connections)
         """Processes by queue; a worker without slots of its own works all of them."""
-        self._all_slots = 0
+        self._all_slots = connections
         self._due_s = 0.0
+        self._is_read = False
         self._refreshing: asyncio.Task[None] | None = None
 
     def share(self, queue: str, *, is_first: bool) -> int:
@@ -208,10 +212,12 @@ class HostQuota:
         slots = self._slots.get(queue, 0) if is_first else self._all_slots
         return share_of(self._connections, slots, is_first=is_first)
 
-    def refresh_soon(self) -> None:
-        """Start to read the fleet's plan if the last read is older than REFRESH_S."""
+    async def refresh(self) -> None:
+        """Start to read the fleet's plan if the last read is too old; wait for the first one."""
         if time.monotonic() >= self._due_s and self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh())
+        if not self._is_read and self._refreshing is not None:
+            await asyncio.shield(self._refreshing)
 
     async def close(self) -> None:
         """Cancel a running refresh."""
@@ -220,17 +226,22 @@ class HostQuota:
             await asyncio.gather(self._refreshing, return_exceptions=True)
 
     async def _refresh(self) -> None:
+        valid_s = UNPLANNED_S
         try:
             state = await self._jobs.fleet.state()
             hosts = [host for host in state.hosts if not host.is_silent]
             workers = sum(host.kind == "work" for host in hosts)
+            floats = sum(slot.queue is None for host in hosts for slot in host.slots)
             planned = {q: sum(host.planned.get(q, 0) for host in hosts) for q in self._queues}
-            self._slots = {queue: workers + slots for queue, slots in planned.items()}
-            self._all_slots = workers + sum(planned.values())
+            self._slots = {queue: workers + (slots or floats) for queue, slots in planned.items()}
+            self._all_slots = workers + (sum(planned.values()) or floats)
+            self._is_read = True
+            if any(planned.values()) or len(hosts) == workers:
+                valid_s = REFRESH_S
         except HeadraceError as error:
             _LOG.info("host_quota_not_read", error=error.text)
         finally:
-            self._due_s = time.monotonic() + REFRESH_S
+            self._due_s = time.monotonic() + valid_s
             self._refreshing = None
 
 

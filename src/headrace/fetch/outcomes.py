@@ -14,6 +14,9 @@ from typing import Final
 
 from headrace.kernel import metrics
 
+FIRST_BYTE_BUCKETS_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 1.0, 1.75, 2.5, 5.0, 10.0, 30.0),
+)
 TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429})
 OUTCOME_CODES: Final = (
     "stored",
@@ -45,6 +48,14 @@ PHOTOS_DECIDED: Final = metrics.counter(
 )
 BYTES_RECEIVED: Final = metrics.counter(
     "fetch_received_bytes_total", "Bytes of photo bodies received."
+)
+ATTEMPTS: Final = metrics.counter(
+    "fetch_attempts_total", "Requests for photos, by timeout class.", timeout_class=()
+)
+FIRST_BYTE: Final = metrics.histogram(
+    "fetch_first_byte_seconds",
+    "From the begin of a request for a photo to the first byte of its response.",
+    buckets_s=FIRST_BYTE_BUCKETS_S,
 )
 
 

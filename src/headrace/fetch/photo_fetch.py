@@ -49,14 +49,14 @@ from headrace.fetch.host_stats import Classes, HostStats, TimeClass, host_of
 from headrace.fetch.images import NotAPhoto, inspect_image
 from headrace.fetch.limits import UNRESPONSIVE_S, HostQuota, RateTokens, TokenDebts, TokenExpired
 from headrace.fetch.model import PHOTO_RETRIES, photo_key
-from headrace.fetch.outcomes import is_temporary
+from headrace.fetch.outcomes import ATTEMPTS, FIRST_BYTE, is_temporary
 from headrace.fetch.robots import Robots
 from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
 from headrace.fetch.study import attempt_of
 from headrace.jobs import JobContext, Snooze
 from headrace.jobs.errors import LaneExhausted
-from headrace.kernel import spans
+from headrace.kernel import metrics, spans
 from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
@@ -165,6 +165,7 @@ class StoreBreaker:
         return 0.0
 
 
+ATTEMPTS_NAME: Final = "fetch_attempts_total"
 RETRY: Final = Backoff(first_s=5, max_s=300)
 RATE_LIMITED_S: Final = 10.0
 """Pause of a host that responds 429 without a Retry-After."""
@@ -281,6 +282,14 @@ def _decision(
     )
 
 
+def _count_attempt(here: TimeClass, found: Download) -> None:
+    """Count a download in the metrics, if a request was sent."""
+    if found.requests:
+        metrics.bound(ATTEMPTS, ATTEMPTS_NAME, timeout_class=here.name).inc()
+    if found.steps and found.steps[-1].first_byte_s:
+        FIRST_BYTE.observe(found.steps[-1].first_byte_s)
+
+
 @dataclass(slots=True)
 class Fetched:
     """Outcome of one request for a link."""
@@ -333,6 +342,8 @@ class PhotoFetcher:
         self._quota = quota
         self._photo_max_bytes = photo_max_bytes
         self._debts = TokenDebts()
+        names = [found.name for found in (*self._classes.listed, *self._classes.former)]
+        metrics.allow_values(ATTEMPTS_NAME, timeout_class=names)
         self._late_count: OrderedDict[int, int] = OrderedDict()
         """How often the token of a job expired before it was used."""
 
@@ -353,7 +364,7 @@ class PhotoFetcher:
     ) -> Fetched | Requeue:
         """Fetch `url`, whose link row is `link`. Raises: Unavailable, for our own engines only."""
         await self._blob_writer.breaker.require_up()
-        self._quota.refresh_soon()
+        await self._quota.refresh()
         here = self._classes.of_queue(job.queue)
         host = host_of(url)
         known = await self._host_stats.get(customer, host)
@@ -367,6 +378,7 @@ class PhotoFetcher:
         found = await self._download(job, url, host, link=link, bounds=bounds)
         if isinstance(found, Requeue):
             return found
+        _count_attempt(here, found)
         fetched = await self._stored(found, link["sha256"])
         following = self._classes.after(here) if found.outcome == "failed:timeout" else None
         has_body = found.outcome == "received"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headrace.kernel.errors import (
@@ -23,9 +23,12 @@ class QueueUnknown(NotFound):
 
     code = "jobs.queue_unknown"
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, known: Iterable[str] = ()) -> None:
+        """`known` are the names of other queues, one of which may be meant."""
+        meant = did_you_mean(queue, known)
         super().__init__(
-            f"queue {queue[:160]!r} is not known: declare it with @app.task({queue[:40]!r}) and"
+            f"queue {queue[:160]!r} is not known{f'{meant} Otherwise' if meant else ':'} declare it"
+            f" with @app.task({queue[:40]!r}) and"
             " start that app once, create one without code with `headrace queues set NAME --create`"
             " (PUT /v1/queues/NAME?create=true), or list the names with `headrace queues ls`"
         )
@@ -358,14 +361,26 @@ class NotDeclared(Unavailable):
 
 
 class AgentRuns(Conflict):
-    """An agent of this host name runs on this machine."""
+    """Another agent of this host name runs, on this machine or elsewhere."""
 
     code = "jobs.agent_runs"
 
-    def __init__(self, name: str, pid: int) -> None:
+    def __init__(self, name: str, where: str) -> None:
         super().__init__(
-            f"an agent of host {name!r} runs already, as process {pid}: end it, or start this one"
+            f"an agent of host {name!r} runs already, {where}: end it, or start this one"
             " under another name with --name"
+        )
+
+
+class HostNameHeld(Unavailable):
+    """The host name has a lease, of an agent that may have died; it expires unless renewed."""
+
+    code = "jobs.host_name_held"
+
+    def __init__(self, name: str, left_s: float) -> None:
+        super().__init__(
+            f"an agent of host {name!r} from another data folder or machine holds this name for"
+            f" {left_s:.0f} s more: this agent waits, and ends if that lease is renewed"
         )
 
 

@@ -150,6 +150,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     q: str | None = None
     older_than_s: float | None = None
     """Age since the end; for unfinished jobs since they were due."""
+    from_at: datetime | None = None
+    """Time of the end; for unfinished jobs, when they are due."""
+    to_at: datetime | None = None
+    """End of that time, not included."""
     ids: list[int] | None = None
 
 

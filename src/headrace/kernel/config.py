@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from headrace.kernel.errors import FieldProblem, InvalidInput, did_you_mean
 
@@ -94,6 +94,18 @@ def parse_moment(text: str) -> datetime:
         raise ValueError("a date or a moment such as 2026-11-21 or 2026-11-21T10:00Z") from error
 
 
+def parse_instant(text: str) -> datetime:
+    """A moment of an ISO 8601 time with its offset. Raises: ValueError."""
+    expected = "a moment with its offset such as 2026-11-21T10:00Z"
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ValueError(expected) from error
+    if moment.tzinfo is None:
+        raise ValueError(expected)
+    return moment
+
+
 def parse_byte_rate(text: str) -> int:
     """Bytes per second of `65536`, `64KiB`, `64KiB/s`. Raises: ValueError."""
     plain = text.strip().removesuffix("/s")
@@ -165,21 +177,85 @@ _WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redi
 """Schemes whose URLs need a host or a bucket; PostgreSQL and Unix sockets have none."""
 
 
+_VALKEY: Final = ("db", "password", "username")
+_VALKEY_TLS: Final = tuple(
+    f"ssl_{name}" for name in ("ca_certs", "cert_reqs", "certfile", "check_hostname", "keyfile")
+)
+_SENTINEL: Final = ("sentinel", "sentinel_password", "sentinel_username")
+_POSTGRES: Final = (
+    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options"),
+    *("passfile", "password", "port", "service", "servicefile", "ssl_max_protocol_version"),
+    *("ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation"),
+    *("sslpassword", "sslrootcert", "target_session_attrs", "user"),
+)
+PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("postgresql", "postgres"), _POSTGRES),
+    **dict.fromkeys(("valkey", "redis"), (*_VALKEY, *_SENTINEL)),
+    **dict.fromkeys(("valkeys", "rediss"), (*_VALKEY, *_SENTINEL, *_VALKEY_TLS)),
+    "unix": _VALKEY,
+    "s3": (),
+    "file": (),
+}
+"""Parameters that a URL of an engine may have; other settings of PostgreSQL are in `options`."""
+VALUES: Final[Mapping[str, tuple[str, ...]]] = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": (
+        *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    ),
+}
+"""Values of parameters that have few."""
+
+
+def require_known_parameters(url: str) -> None:
+    """Raises: ValueError for a parameter without effect in a URL of an engine."""
+    known = PARAMETERS.get(url.partition(":")[0])
+    query = url.partition("?")[2].partition("#")[0]
+    if known is None or not query:
+        return
+    if "@" in query:
+        raise ValueError("a URL whose `?` and `@` in a password are written as %3F and %40")
+    for pair in query.split("&"):
+        name, equals, text = pair.partition("=")
+        if unquote(name) not in known:
+            instead = (
+                f"known are {', '.join(known)}"
+                if known
+                else "none is known; for S3 set variables such as AWS_REGION"
+            )
+            raise ValueError(f"a URL without the unknown parameter {name[:40]!r}; {instead}")
+        if not equals:
+            raise ValueError(f"a URL with a value for its parameter: {name}=VALUE")
+        if text not in VALUES.get(name, (text,)):
+            raise ValueError(
+                f"a URL with {name}={', '.join(VALUES[name][:-1])} or {VALUES[name][-1]}"
+            )
+
+
+def _require_ports(hosts: str) -> None:
+    """Raises: ValueError for a wrong port; PostgreSQL accepts several hosts, each with its port."""
+    for host in hosts.rpartition("@")[2].split(","):
+        try:
+            _ = urlsplit(f"//{host}").port
+        except ValueError as error:
+            raise ValueError("a URL whose ports are numbers from 0 to 65535") from error
+
+
 def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
     """A parser of URLs with one of `schemes`; `takes_user` permits a user and password."""
 
     def parse(text: str) -> str:
         parts = urlsplit(text.strip())
         if parts.scheme not in schemes:
-            raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
-        if "," not in parts.netloc:  # PostgreSQL accepts several hosts, each with its port
-            try:
-                _ = parts.port
-            except ValueError as error:
-                raise ValueError("a URL whose port is a number from 0 to 65535") from error
+            path = (
+                f", such as file://{text.strip()}" if "file" in schemes and text[:1] == "/" else ""
+            )
+            starts = " or ".join(f"{s}://" for s in schemes)
+            raise ValueError(f"a URL starting with {starts}{path}")
+        require_known_parameters(text.strip())
+        _require_ports(parts.netloc)
         if parts.scheme in _WITH_HOST and not parts.hostname:
             raise ValueError(f"a URL with a name after {parts.scheme}://")
-        if parts.scheme == "file" and not parts.path.startswith("/"):
+        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
             raise ValueError("a URL of an absolute path such as file:///var/lib/blobs")
         if not takes_user and "@" in parts.netloc:
             raise ValueError("a URL without user and password before its host: they are never sent")
@@ -309,7 +385,7 @@ def load_config(
         try:
             values[row.section][row.field] = parse(text)
         except ValueError as error:
-            shown = "a hidden value" if row.secret else repr(text)
+            shown = _hidden(text) if row.secret else repr(text)
             name = (
                 source
                 if source.startswith(("--", ENV_PREFIX))
@@ -320,6 +396,12 @@ def load_config(
     return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
 
 
+def _hidden(text: str) -> str:
+    """A secret value in an error: the scheme of a URL, or nothing of it."""
+    scheme = re.match(r"[a-z][a-z0-9+]{0,20}://", text.strip())
+    return f"a URL starting with {scheme[0]}" if scheme else "a hidden value"
+
+
 def _read_file(
     file: Path | None, rows: list[SettingRow], problems: list[FieldProblem]
 ) -> dict[str, str]:
@@ -328,7 +410,8 @@ def _read_file(
     try:
         parsed = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {error}"))
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {why}"))
         return {}
     found: dict[str, str] = {}
     known = {f"{row.section}.{row.name}" for row in rows}

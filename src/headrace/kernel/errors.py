@@ -161,15 +161,18 @@ class ExtraMissing(InvalidInput):
 
     code, status = "extra_missing", 501
 
-    def __init__(self, extra: str, need: str = "") -> None:
-        """State what is needed, by default the libraries of the room `extra`."""
-        need = need or f"room {extra} needs libraries that are not installed"
-        super().__init__(f"{need}: {installing(extra)}")
+    def __init__(self, *extras: str, need: str = "") -> None:
+        """State what is needed, by default the libraries of `extras`."""
+        self.extras = extras
+        names = f"room {extras[0]} needs" if len(extras) == 1 else f"{', '.join(extras)} need"
+        need = need or f"{names} libraries that are not installed"
+        super().__init__(f"{need}: {installing(*extras)}")
 
 
-def installing(extra: str) -> str:
-    """The command that installs the libraries of `extra` from the wheel."""
-    return f"pip install 'WHEEL[{extra}]', with the path of Headrace's wheel (docs/install.md)"
+def installing(*extras: str) -> str:
+    """The command that installs the libraries of `extras` from the wheel."""
+    names = ",".join(extras)
+    return f"pip install 'WHEEL[{names}]', with the path of Headrace's wheel (docs/install.md)"
 
 
 def require_extra(room: str, *libraries: str) -> None:

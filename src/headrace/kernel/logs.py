@@ -108,7 +108,12 @@ def _renderers(file: str | None) -> list[Any]:
     as_json = structlog.processors.JSONRenderer(serializer=_encode)
     if file is None:
         return [as_json]
-    as_text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    as_text = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(),
+        pad_event_to=0,
+        # Exceptions are text already; its default warns about that if rich is installed.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
     return [_ToFile(file, as_json), as_text, lambda _logger, _method, text: f"{text}".encode()]
 
 

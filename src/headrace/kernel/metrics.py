@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +74,18 @@ def histogram(
 def _declare(name: str, labels: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     _ALLOWED[name] = {label: frozenset(values) | {"other"} for label, values in labels.items()}
     return tuple(labels)
+
+
+START_METRIC: Final = "process_start_time_seconds"
+_started: Final = gauge(
+    START_METRIC, "When the process started, in seconds since 1970.", version=()
+)
+
+
+def note_start(version: str) -> None:
+    """Record that this process starts now, as `version` of Headrace."""
+    allow_values(START_METRIC, version=(version,))
+    bound(_started, START_METRIC, version=version).set(time.time())
 
 
 def bound(metric: Any, name: str, **labels: str) -> Any:
@@ -201,6 +214,16 @@ def merged_metrics(folder: Path | None, role: str | None) -> bytes:
     merged = CollectorRegistry()
     merged.register(_Merged(texts))
     return generate_latest(merged)
+
+
+def fresh_snapshots(folder: Path | None) -> set[str]:
+    """The processes that wrote a snapshot recently, as `<role>-<pid>`."""
+    found = set()
+    for path in folder.glob("*.prom") if folder is not None else ():
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime < STALE_S:
+                found.add(path.stem)
+    return found
 
 
 def _labels_of(snapshot: str) -> dict[str, str]:

@@ -28,9 +28,9 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
-from headrace.kernel.config import InvalidConfig, parse_choice, parse_share, parse_url
-from headrace.kernel.errors import FieldProblem
+from headrace.kernel.config import InvalidConfig
 from headrace.kernel.logs import child_traceparent, current_traceparent, is_sampled, is_traceparent
+from headrace.kernel.otel_settings import sampled_ratio
 
 Kind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 Attributes = Mapping[str, Any]
@@ -38,7 +38,6 @@ SYSTEM: Final = "headrace"
 TIMEOUTS: Final = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
 USERS_EXPORT_S: Final = 2.0
 """Time limit of an export in a user's process, which waits for it when it ends."""
-_PARENT_BASED: Final = "parentbased_"
 _OWN_ROOT: Final = otel_context.create_key("headrace-root")
 _ROOT: Final = otel_context.set_value(_OWN_ROOT, value=True, context=otel_context.Context())
 _UNSAMPLED: Final = NonRecordingSpan(SpanContext(1, 1, is_remote=True))
@@ -51,7 +50,7 @@ def make_provider(role: str | None, env: Mapping[str, str]) -> tuple[TracerProvi
     In a role it becomes the global one, so spans of handlers are exported too. `role` is None in a
     user's process, which may still set its own. Raises: InvalidConfig.
     """
-    ratio = _checked_ratio(env)
+    ratio = sampled_ratio(env)
     instance = f"{socket.gethostname()}:{os.getpid()}"
     resource = Resource.create(
         {"service.instance.id": instance, **({"headrace.role": role} if role else {})}
@@ -64,40 +63,15 @@ def make_provider(role: str | None, env: Mapping[str, str]) -> tuple[TracerProvi
     )
     has_timeout = any(env.get(name) for name in TIMEOUTS)
     timeout_s = None if role or has_timeout else USERS_EXPORT_S
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
+    try:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
+    except (ValueError, RuntimeError) as error:
+        raise InvalidConfig(f"configuration of OpenTelemetry: {error}") from error
     if role is not None:
         trace.set_tracer_provider(provider)
         # Its warnings about each retry, from every slot, would fill the log.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
     return provider, ratio
-
-
-def _checked_ratio(env: Mapping[str, str]) -> float:
-    """The ratio of OTEL_TRACES_SAMPLER; check the protocol and endpoints too."""
-    problems: list[FieldProblem] = []
-
-    def read(name: str, default: str, parse: Any) -> Any:
-        text = env.get(name) or default
-        try:
-            return parse(text)
-        except ValueError as error:
-            problems.append(FieldProblem(name, "invalid", f"expected {error}, got {text[:80]!r}"))
-
-    samplers = ("always_on", "always_off", "traceidratio")
-    sampler = read(
-        "OTEL_TRACES_SAMPLER",
-        "parentbased_always_on",
-        parse_choice(*samplers, *(_PARENT_BASED + name for name in samplers)),
-    )
-    share = read("OTEL_TRACES_SAMPLER_ARG", "1", parse_share)
-    protocol = parse_choice("http/protobuf")
-    for name in ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"):
-        read(name, "http/protobuf", protocol)
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        read(name, "http://localhost:4318", parse_url("http", "https"))
-    InvalidConfig.require_none(problems, "configuration of OpenTelemetry")
-    ratios = {"always_on": 1.0, "always_off": 0.0, "traceidratio": share}
-    return float(ratios[sampler.removeprefix(_PARENT_BASED)])
 
 
 class _Roots(Sampler):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.logs import NewTraces, child_traceparent, current_traceparent, is_sampled
+from headrace.kernel.otel_settings import sampled_ratio
 
 if TYPE_CHECKING:
     from headrace.kernel.otel import Kind, Span, Tracing
@@ -39,14 +40,18 @@ def endpoint() -> str | None:
 
 
 def load() -> None:
-    """Import the libraries if they will be used, for processes that fork. Raises: ExtraMissing."""
+    """Import the libraries if they will be used, for processes that fork.
+
+    Raises: ExtraMissing, InvalidConfig.
+    """
     if endpoint() is not None:
+        sampled_ratio(os.environ)  # first, since the libraries read some variables on import
         try:
             from headrace.kernel import otel  # noqa: F401
         except ImportError as error:
             raise ExtraMissing(
                 "otel",
-                f"{ENDPOINTS[1]} is set, and the libraries of OpenTelemetry are not installed."
+                need=f"{ENDPOINTS[1]} is set, and the libraries of OpenTelemetry are not installed."
                 " Unset it, set OTEL_SDK_DISABLED=true, or install them",
             ) from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import click
 import msgspec
@@ -40,11 +40,15 @@ class Terminal(Protocol):
         ...
 
     def show(self, value: Any, text: str) -> None:
-        """Print `value` as one JSON document with `--json`, otherwise `text`."""
+        """Print `value` as one JSON document with `--json`, otherwise `text`.
+
+        `value` is an object, for a list that of `listing`. A `Table` or `Lines` has columns and
+        colors on a terminal.
+        """
         ...
 
-    def progress(self, text: str) -> None:
-        """Replace the progress line on standard error, unless `--json` or no terminal is used."""
+    def progress(self, text: str, done: float = 0, total: float | None = None) -> None:
+        """Replace the progress on standard error: a bar on a terminal, else a line at times."""
         ...
 
 
@@ -105,15 +109,108 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidInput(f"cannot write {file}: {error.strerror or error}") from error
+        raise InvalidInput(
+            f"cannot write {file}: {error.strerror or error}: choose another path"
+        ) from error
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows in aligned columns below a head."""
+class Cell(str):
+    """A value of a table: its text for scripts, and another one for people."""
+
+    __slots__ = ("human",)
+    human: str
+
+    def __new__(cls, text: object, human: str) -> Self:
+        """Make a cell that prints `text`, and `human` on a terminal."""
+        made = super().__new__(cls, text)
+        made.human = human
+        return made
+
+
+def size_cell(size_bytes: int) -> Cell:
+    """A number of bytes; with a unit for people."""
+    return Cell(size_bytes, size_text(size_bytes))
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people: `512 B`, `1.5 KiB`, `20 GiB`."""
+    amount, units = float(size_bytes), ["PiB", "TiB", "GiB", "MiB", "KiB", "B"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop()
+    is_short = units[-1] == "B" or amount >= 100
+    return f"{amount:.0f} {units[-1]}" if is_short else f"{amount:.1f} {units[-1]}"
+
+
+def age_cell(age_s: float) -> Cell:
+    """A duration in seconds; with another unit for people."""
+    return Cell(f"{age_s:.0f} s", duration_text(age_s))
+
+
+def duration_text(duration_s: float) -> str:
+    """A duration for people: `40 s`, `12 min`, `3.5 h`, `9 d`."""
+    if duration_s < 120:
+        return f"{duration_s:.0f} s"
+    if duration_s < 7200:
+        return f"{duration_s / 60:.0f} min"
+    return f"{duration_s / 3600:.1f} h" if duration_s < 172_800 else f"{duration_s / 86_400:.0f} d"
+
+
+class Table(str):
+    """A table as text for scripts, with its cells for the form that a terminal shows."""
+
+    __slots__ = ("head", "rows")
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def __new__(
+        cls, head: Sequence[str], rows: Iterable[Sequence[Any]], plain: str | None = None
+    ) -> Self:
+        """Make a table; `plain` replaces the aligned columns for scripts."""
+        cells = tuple(tuple(row) for row in rows)
+        made = super().__new__(cls, _aligned(head, cells) if plain is None else plain)
+        made.head, made.rows = tuple(head), cells
+        return made
+
+
+class Lines(str):
+    """Texts and tables below each other."""
+
+    __slots__ = ("parts",)
+    parts: tuple[str, ...]
+
+    def __new__(cls, *parts: str) -> Self:
+        """Make the text of all `parts`, each on lines of its own."""
+        made = super().__new__(cls, "\n".join(parts))
+        made.parts = parts
+        return made
+
+
+def _aligned(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, plain: str | None = None) -> Table:
+    """Rows in aligned columns below a head; `plain` is another text for scripts."""
+    return Table(head, rows, plain)
+
+
+def paged(text: str, cursor: object, hint: str = "more: --cursor") -> str:
+    """`text`, and how to read the next page if there is one."""
+    return text if cursor is None else Lines(text, f"{hint} {cursor}")
+
+
+def listing(items: Any, **more: Any) -> dict[str, Any]:
+    """The document of a list: `items`, and `next_cursor` if the list has pages."""
+    return {"items": list(items), **more}
+
+
+def cursor_after(items: Sequence[Any], limit: int, field: str) -> Any:
+    """The `field` of the last item of a full page, where the next page begins; else None."""
+    return getattr(items[-1], field) if items and len(items) >= limit else None
 
 
 def pluralize(value: int, one: str, many: str = "") -> str:

@@ -440,6 +440,18 @@ class MediaObject:
     url: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFolder:
+    """A page of a folder: its subfolders and objects by name."""
+
+    prefix: str
+    folders: list[str]
+    """Prefixes of the subfolders."""
+    objects: list[MediaObject]
+    next_after: str | None
+    """The `after` of the next page; None: the last page."""
+
+
 def content_address(key: str) -> str | None:
     """The SHA-256 in the key of a content-addressed object, or None for any other key."""
     match = _CONTENT_ADDRESS.fullmatch(key)

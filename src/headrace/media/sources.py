@@ -29,8 +29,8 @@ from headrace.engines.blobs import (
     BlobMissing,
     BlobsDown,
     InvalidBlobKey,
-    file_etag,
 )
+from headrace.engines.stored_files import file_etag
 from headrace.kernel.errors import HeadraceError
 from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
 from headrace.media.model import BLOCK_BYTES, Shape, content_address

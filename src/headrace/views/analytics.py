@@ -60,6 +60,7 @@ _EPOCH: Final = date(1970, 1, 1)
 
 SKETCHES_MAX: Final = 3_660
 """Sketches per read, each up to 12 KiB and 2 ms."""
+PART_CHARACTERS_MAX: Final = 128
 PERIODS: Final[dict[str, Callable[[date], date]]] = {
     "day": lambda day: day,
     "week": lambda day: day - timedelta(days=day.weekday()),
@@ -220,6 +221,12 @@ class Analytics:
         self._tops = {k: v for k, v in self._tops.items() if now_s - v[0] < TOP_CACHED_S}
         self._tops[key] = (now_s, found)
         return found
+
+    async def find(self, part: str, *, rows_max: int = 10) -> list[str]:
+        """Ids of entities with views that begin with `part`. Raises: PostgresDown."""
+        if not part.isprintable() or len(part) > PART_CHARACTERS_MAX:
+            return []
+        return await store.ids_like(self._postgres.reads, part, rows_max=rows_max)
 
     async def verify(self) -> Verified:
         """Compare every total with the sum of its hours, as of one moment. Raises: PostgresDown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,16 @@ import click
 
 from headrace.kernel.config import parse_as, parse_duration_s, parse_moment
 from headrace.kernel.errors import Corrupt
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Parsed,
+    Terminal,
+    listing,
+    paged,
+    pluralize,
+    table,
+)
 from headrace.views.analytics import PERIODS, SPANS
 from headrace.views.errors import InvalidSpan
 from headrace.views.exports import IDS_MAX, ROWS_MAX, follow, whole_file
@@ -61,7 +70,7 @@ def hit_items(
     given: dict[str, Any] = {"viewer": viewer, "event": event, "counters": counters}
     hits = [Hit(id=one, n=n, traffic=Traffic(traffic), **given) for one in ids]
     found = terminal.run(Views, lambda views: views.hits(hits))
-    terminal.show(found, describe_totals(found))
+    terminal.show(listing(found), describe_totals(found))
 
 
 @views.command("get", short_help="Show totals.")
@@ -76,7 +85,7 @@ def get_totals(terminal: Terminal, ids: tuple[str, ...], *, fields: str) -> None
     """Show the totals of each ID."""
     names = tuple(part.strip() for part in fields.split(","))
     found = terminal.run(Views, lambda views: views.totals(ids, fields=names))
-    terminal.show(found, describe_totals(found))
+    terminal.show(listing(found), describe_totals(found))
 
 
 @views.command("series", short_help="Show views by hour, day or month.")
@@ -104,7 +113,7 @@ def show_series(
         (f"{row.start_at:%Y-%m-%d %H:%M}", row.human, row.bot, row.owner, row.staff)
         for row in found
     ]
-    terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
+    terminal.show(listing(found), table(("start (UTC)", *CLASSES), rows) if found else "no views")
 
 
 @views.command("viewers", short_help="Show viewers by day, week or month.")
@@ -128,7 +137,7 @@ def show_viewers(
     span: dict[str, Any] = {"from_day": from_day, "to_day": to_day}
     found = terminal.run(Views, lambda views: views.analytics.viewers(ids, by, **span))
     rows = [(row.day.isoformat(), row.viewers) for row in found]
-    terminal.show(found, table(("day", "viewers"), rows) if found else "no viewers")
+    terminal.show(listing(found), table(("day", "viewers"), rows) if found else "no viewers")
 
 
 @views.command("marks", short_help="Show marks of an item.")
@@ -143,7 +152,8 @@ def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A0
         (row.name, f"{row.from_at:{form}}", f"{row.to_at:{form}}" if row.to_at else "-")
         for row in found
     ]
-    terminal.show(found, table(("mark", "from (UTC)", "to"), rows) if found else "no marks")
+    text = table(("mark", "from (UTC)", "to"), rows) if found else "no marks"
+    terminal.show(listing(found), text)
 
 
 @views.command("mark", short_help="Mark a span of an item's time.")
@@ -183,7 +193,7 @@ def show_top(terminal: Terminal, *, window: str, limit: int, traffic: str) -> No
     window_s = parse_as(parse_duration_s, "--window", window, InvalidSpan)
     found = terminal.run(Views, lambda views: views.analytics.top(window_s, limit, traffic=traffic))
     rows = [(row.views, row.id) for row in found]
-    terminal.show(found, table(("views", "id"), rows) if found else "no views")
+    terminal.show(listing(found), table(("views", "id"), rows) if found else "no views")
 
 
 @views.command("export", short_help="Export series of all items.")
@@ -204,16 +214,19 @@ def export_series(
         form = path.suffix.removeprefix(".")
         if form not in ("csv", "parquet"):
             raise InvalidSpan(f"--file {path.name}: expected a name with .csv or .parquet")
-        count = terminal.run(
-            Views, lambda views: _export_all(views, path, form, after=after, span=span)
-        )
+
+        async def export(views: Views) -> int:
+            pages = _pages(views, after=after, span=span)
+            return await _export_all(terminal, pages, path, form)
+
+        count = terminal.run(Views, export)
         terminal.show({"rows": count}, f"wrote {pluralize(count, 'row')} to {path}")
         return
     page = terminal.run(
         Views, lambda views: views.exports.series(after=after, ids_max=limit, **span)
     )
-    text = f"{_rows_table(page.rows)}\ncontinue with --after {page.after}"
-    terminal.show(page, text if page.after else _rows_table(page.rows))
+    text = paged(_rows_table(page.rows), page.after, "continue with --after")
+    terminal.show(listing(page.rows, next_cursor=page.after), text)
 
 
 @views.command("changes", short_help="Read the feed of changes.")
@@ -235,19 +248,30 @@ def read_changes(
         terminal.show(value, f"wrote {pluralize(count, 'change')} to {folder}")
         return
     page = terminal.run(Views, lambda views: views.exports.changes(after, rows_max=limit))
-    terminal.show(page, f"{_rows_table(page.changes)}\ncontinue with --after {page.position}")
+    text = paged(_rows_table(page.changes), page.position, "continue with --after")
+    terminal.show(listing(page.changes, next_cursor=page.position), text)
 
 
-async def _export_all(views: Views, path: Path, form: str, *, after: str, span: Any) -> int:
+async def _pages(views: Views, *, after: str, span: Any) -> AsyncIterator[list[ExportRow]]:
+    """All pages of an export."""
+    following: str | None = after
+    while following is not None:
+        page = await views.exports.series(after=following, **span)
+        yield page.rows
+        following = page.after
+
+
+async def _export_all(
+    terminal: Terminal, pages: AsyncIterator[list[ExportRow]], path: Path, form: str
+) -> int:
+    """Write all rows to a file; return their number."""
     count = 0
     with whole_file(path, form) as writer:
-        while True:
-            page = await views.exports.series(after=after, **span)
-            writer.write(page.rows)
-            count += len(page.rows)
-            if page.after is None:
-                return count
-            after = page.after
+        async for rows in pages:
+            writer.write(rows)
+            count += len(rows)
+            terminal.progress(f"wrote {pluralize(count, 'row')}")
+    return count
 
 
 def _rows_table(rows: Sequence[ExportRow]) -> str:
@@ -262,7 +286,7 @@ def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa:
     """Delete totals and series of ID, and drop its hits for 30 days."""
     if dry_run:
         found = terminal.run(Views, lambda views: views.totals([id], fields=("total", "classes")))
-        terminal.show(found[0], f"would delete\n{describe_totals(found)}")
+        terminal.show(found[0], Lines("would delete", describe_totals(found)))
         return
     deleted = terminal.run(Views, lambda views: views.delete(id))
     until = f"{deleted.until_at:%Y-%m-%d %H:%M} UTC"
@@ -276,14 +300,17 @@ def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa:
 @views.command("verify", short_help="Compare totals with the sums of their hours.")
 def verify(terminal: Terminal) -> int:
     """Compare every total with the sum of its hours. Exit code 8 if any differs."""
+    terminal.progress("comparing totals with hours")
     found = terminal.run(Views, lambda views: views.analytics.verify())
-    lines = [f"{pluralize(found.entities, 'item')} with {pluralize(found.views, 'view')}"]
+    lines: list[str] = [
+        f"{pluralize(found.entities, 'item')} with {pluralize(found.views, 'view')}"
+    ]
     if found.differences:
         rows = [(row.id, row.traffic.value, row.total, row.hours) for row in found.differences]
         lines.append(table(("id", "class", "total", "hours"), rows))
     else:
         lines.append("every total is the sum of its hours")
-    terminal.show(found, "\n".join(lines))
+    terminal.show(found, Lines(*lines))
     return Corrupt.exit_code if found.differences else 0
 
 
@@ -307,7 +334,8 @@ def show_lag(terminal: Terminal) -> None:
         (row.shard, row.pending, f"{row.oldest_s:.1f} s", row.through, row.flusher or "none")
         for row in found
     ]
-    terminal.show(found, table(("shard", "pending", "oldest", "through", "flusher"), rows))
+    head = ("shard", "pending", "oldest", "through", "flusher")
+    terminal.show(listing(found), table(head, rows))
 
 
 def describe_totals(totals: Sequence[Total]) -> str:

@@ -135,7 +135,7 @@ class RowWriter:
             from pyarrow import parquet
         except ImportError as error:
             need = "the export as Parquet needs pyarrow, which is not installed"
-            raise ExtraMissing("parquet", need) from error
+            raise ExtraMissing("parquet", need=need) from error
         kinds = (pa.string(), pa.timestamp("us", tz="UTC"), pa.string(), pa.int64())
         self._schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
         self._record_batch = pa.record_batch

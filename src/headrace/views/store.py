@@ -70,6 +70,13 @@ class Span(NamedTuple):
     time_zone: str
 
 
+async def ids_like(runner: Runner, part: str, *, rows_max: int) -> list[str]:
+    """Ids with a total that begin with `part`."""
+    # The last character of Unicode sorts after every character of an id.
+    rows = await runner.all(SQL.ids_like, part=part, last=part + "\U0010ffff", rows_max=rows_max)
+    return [row["id"] for row in rows]
+
+
 async def ensure_shards(runner: Runner, shards: int) -> int:
     """Create the shards if there are none. Return how many exist."""
     return int(await runner.value(SQL.ensure_shards, shards=shards))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import click
 import msgspec
 
-from headrace.kernel.config import parse_duration_s
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table, visible
+from headrace.kernel.config import parse_duration_s, parse_moment
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    cursor_after,
+    listing,
+    table,
+    visible,
+)
+from headrace.web.history import BY, History, HistoryAnswer, InvalidSpan
 from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
 from headrace.web.sessions import Audit, AuditLine
 from headrace.web.tokens import NewToken, Token, Tokens
@@ -70,7 +79,12 @@ def list_tokens(terminal: Terminal) -> None:
         f" {', '.join(token.scopes)}"
         for token in found
     ]
-    terminal.show(found, "\n".join(lines))
+    head = ("name", "state", "last used", "scopes")
+    rows = [
+        (token.name, _state(token), _moment(token.last_used_at), ", ".join(token.scopes))
+        for token in found
+    ]
+    terminal.show(listing(found), table(head, rows, plain="\n".join(lines)))
 
 
 @tokens.command()
@@ -103,10 +117,39 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
         )
         for line in found
     ]
-    terminal.show(found, table(("id", "at", "who", "from", "outcome", "what"), rows))
+    cursor = cursor_after(found, lines_max, "id")
+    text = table(("id", "at", "who", "from", "outcome", "what"), rows)
+    terminal.show(listing(found, next_cursor=cursor), text)
 
 
-COMMANDS: Final[list[click.Command]] = [tokens, audit]
+MOMENT: Final = Parsed(parse_moment, InvalidSpan, name="moment")
+
+
+@click.command("history", short_help="Show what the rooms did over time.")
+@click.argument("series", nargs=-1, required=True, metavar="SERIES...")
+@click.option("--from", "from_at", default=None, type=MOMENT, help="First moment.")
+@click.option("--to", "to_at", default=None, type=MOMENT, help="End, not included.")
+@click.option("--by", default=BY[0], show_default=True, type=click.Choice(BY), help="The lines.")
+@click.pass_obj
+def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> None:
+    """Show SERIES, such as views_hits, in the last hour or up to 30 days.
+
+    Counts are per minute, times in seconds; docs/console.md lists the series.
+    """
+    found: HistoryAnswer = terminal.run(
+        History, lambda service: service.read(list(series), **given)
+    )
+    lines = {f"{one.series} {line.label}": line for one in found.series for line in one.lines}
+    rows = []
+    for n, is_recorded in enumerate(found.is_recorded):
+        at = found.from_at + n * timedelta(seconds=found.step_s)
+        values = [line.values[n] for line in lines.values()]
+        if is_recorded:
+            rows.append((f"{at:%m-%d %H:%M}", *("" if v is None else f"{v:g}" for v in values)))
+    terminal.show(found, table(("at", *lines), rows))
+
+
+COMMANDS: Final[list[click.Command]] = [tokens, audit, history]
 
 
 def _state(token: Token) -> str:

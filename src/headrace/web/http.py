@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,10 +15,12 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace.engines.sql import load_queries
+from headrace.kernel.config import moment_of
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
 from headrace.kernel.metrics import merged_metrics
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.routes import PAGE_ROWS_MAX, routes_in
+from headrace.web.history import History, HistoryAnswer, InvalidSpan, Mark
 from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
 from headrace.web.sessions import Audit, AuditLine
@@ -155,6 +158,41 @@ async def list_audit(
 ) -> list[AuditLine]:
     """List actions of the console, newest first; pass the last id as `before` for the next page."""
     return await audit.lines(before=before, lines_max=limit)
+
+
+@get("/v1/history", opt={"scope": "metrics:read"}, tags=["about"])
+async def get_history(
+    *,
+    history: NamedDependency[History],
+    series: FromQuery[str],
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
+    by: FromQuery[str] = "key",
+) -> HistoryAnswer:
+    """Show series, separated by commas, in the last hour or up to 30 days.
+
+    `by` is `key`, `host` or `center`: a line per label value (percentiles for times), host or data
+    center. Steps are 60 s up to 2 hours, 120 s up to 8 hours, 600 s up to 48 hours, then an hour.
+    """
+    names = [name.strip() for name in series.split(",") if name.strip()]
+    return await history.read(names, by=by, **_span(from_at, to_at))
+
+
+@get("/v1/history/marks", opt={"scope": "metrics:read"}, tags=["about"])
+async def list_history_marks(
+    history: NamedDependency[History],
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
+) -> list[Mark]:
+    """List starts of roles, changes of their versions and outages of engines, oldest first."""
+    return await history.marks(**_span(from_at, to_at))
+
+
+def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:
+    return {
+        "from_at": moment_of("from", from_at, InvalidSpan),
+        "to_at": moment_of("to", to_at, InvalidSpan),
+    }
 
 
 ROUTES: Final[list[Any]] = routes_in(globals())

@@ -37,6 +37,7 @@ from headrace.web.auth import Callers, ScopeGuard
 from headrace.web.bodies import BodyGuard, JsonBody, require_json
 from headrace.web.fast_path import FastRoutes
 from headrace.web.guard import Guard, PageRoutes, restore_slashes
+from headrace.web.history import History
 from headrace.web.limits import Quotas
 from headrace.web.model import (
     Application,
@@ -286,7 +287,8 @@ def _assemble(
 ) -> Litestar:
     config = app.config.section(WebConfig)
     audit = Audit(app.engines.postgres, kept_s=config.audit_kept_s)
-    services = {"audit": audit, **app.services(), "about": http.About(app)}
+    history = History(app.engines.postgres)
+    services = {"audit": audit, "history": history, **app.services(), "about": http.About(app)}
     keys = IdempotencyKeys(app.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(
         route_handlers=[*http.ROUTES, _openapi_route(app), *app.routes()],

@@ -47,22 +47,35 @@ async def test_nodes_enter_themselves_and_are_changed_by_name(member_store):
 
 async def test_a_node_that_starts_again_changes_nothing_that_was_set_by_hand(member_store):
     await member_store.register(member("a"), replicas=2)
-    await member_store.register(member("b", started_at_s=100.0), replicas=2)
+    await member_store.register(member("b", started_at_s=1000.0), replicas=2)
     await member_store.drain("b")
     await member_store.set_weight("b", 3)
     before = await member_store.read()
-    await member_store.register(member("b", started_at_s=900.0), replicas=2)
+    await member_store.register(member("b", started_at_s=1900.0), replicas=2)
     assert await member_store.read() == before
-    moved = msgspec.structs.replace(member("b", started_at_s=950.0), address="10.9.9.9:1")
+    moved = msgspec.structs.replace(member("b", started_at_s=1950.0), address="10.9.9.9:1")
     await member_store.register(moved, replicas=2)
     found = (await member_store.read()).member("b")
     assert found is not None
     assert (found.address, found.state, found.weight) == ("10.9.9.9:1", "draining", 3)
-    assert found.started_at_s == 100.0
+    assert found.started_at_s == 1000.0
 
 
-async def test_who_is_new_ramps_up_and_the_first_does_not(member_store):
-    await member_store.register(member("a", started_at_s=1000.0), replicas=2)
+async def test_nodes_of_a_new_cluster_have_equal_shares_at_once(member_store):
+    """The first node kept 83 % of the partitions for minutes beside two later ones."""
+    for number, name in enumerate("abc"):
+        start_s = 1000.0 + number * 100
+        await member_store.register(member(name, started_at_s=start_s), replicas=2)
+        found = await member_store.read()
+        for now_s in (start_s, start_s + 45, start_s + RAMP_S):
+            assert len({one.weight for one in found.candidates(now_s)}) == 1
+    await member_store.register(member("d", started_at_s=1000.0 + RAMP_S), replicas=2)
+    weights = [one.weight for one in (await member_store.read()).candidates(1000.0 + RAMP_S)]
+    assert weights == [1.0, 1.0, 1.0, 0.1], "these have cached objects, and it has none"
+
+
+async def test_a_node_that_joins_later_ramps_up(member_store):
+    await member_store.register(member("a", started_at_s=10.0), replicas=2)
     await member_store.register(member("b", started_at_s=1000.0), replicas=2)
     first, second = (await member_store.read()).candidates(1000.0)
     assert (first.weight, second.weight) == (1.0, 0.1)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from headrace.console.actions import Action, Field
+from headrace.console.history import board_of
 from headrace.console.views import (
     NO_DATA,
     PanelData,
@@ -21,6 +22,7 @@ from headrace.feed.model import MuteOrBlock, Page, People
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50
+EXAMPLES_MAX: Final = 12
 BOARDS: Final = ("feed", "following", "muted", "blocked")
 AUTHOR_BOARDS: Final = ("posts", "followers")
 
@@ -34,11 +36,13 @@ async def view_viewer(context: ViewContext) -> dict[str, Any]:
     rank = context.query.choice("rank", rankings, "")
     if not viewer:
         return {
+            "history": await board_of(context, "feed"),
             "viewer": viewer,
             "board": board,
             "kinds": kinds,
             "rank": rank,
             "rankings": choices(rankings),
+            "examples": (await attempt(feed.lookup.recent)).value,
         }
     cursor = context.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
@@ -85,7 +89,8 @@ async def view_author(context: ViewContext) -> dict[str, Any]:
     board = context.query.choice("list", AUTHOR_BOARDS, "posts")
     kinds = context.query.text("kinds", most=300)
     if not author:
-        return {"author": author, "board": board, "kinds": kinds}
+        examples = (await attempt(feed.lookup.recent, authors=True)).value
+        return {"author": author, "board": board, "kinds": kinds, "examples": examples}
     cursor = context.query.text("cursor", most=512) or None
     page: PanelData[Page] = NO_DATA
     if board == "posts":
@@ -114,7 +119,19 @@ async def view_why(context: ViewContext) -> dict[str, Any]:
     viewer, post = (context.query.text(name, most=128).strip() for name in ("viewer", "post"))
     is_asked = bool(viewer and post)
     why = await attempt(context.feed.pages.why, viewer, post) if is_asked else None
-    return {"viewer": viewer, "post": post, "why": why}
+    viewers: PanelData[Any] = NO_DATA
+    posts: PanelData[Page] = NO_DATA
+    if viewer and not post:
+        posts = await attempt(context.feed.page, viewer, EXAMPLES_MAX)
+    elif not viewer:
+        viewers = await attempt(context.feed.lookup.recent)
+    return {
+        "viewer": viewer,
+        "post": post,
+        "why": why,
+        "viewers": viewers.value,
+        "posts": [one.id for one in posts.value.posts] if posts.value else [],
+    }
 
 
 async def view_index(context: ViewContext) -> dict[str, Any]:

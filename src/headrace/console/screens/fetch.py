@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
+from headrace.console.history import board_of
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
     view_deliveries,
@@ -91,6 +92,11 @@ class RunLine:
     photos_bad: int
 
     @property
+    def can_undo(self) -> bool:
+        """Whether it is an applied catalogue that was not undone yet."""
+        return can_undo(self.run)
+
+    @property
     def ratio(self) -> float | None:
         """Share of processed photos; None without photos."""
         return self.photos_decided / self.run.photos if self.run.photos else None
@@ -104,18 +110,27 @@ def line_of(run: Run) -> RunLine:
 
 
 async def view_runs(context: ViewContext) -> dict[str, Any]:
-    """The newest runs, of one customer or of all."""
+    """The newest runs before the id in the URL, of one customer or of all."""
     customer = context.query.text("customer", most=128)
     group = context.query.choice("show", ("all", *GROUPS), "all")
-    found = await attempt(context.fetch.runs.newest, customer or None, runs_max=RUNS_SHOWN)
-    wanted = GROUPS.get(group, frozenset(RunState))
+    history, found = await asyncio.gather(
+        board_of(context, "fetch"),
+        attempt(
+            context.fetch.runs.newest,
+            customer or None,
+            states=GROUPS.get(group),
+            before=context.query.number("before", 0) or None,
+            runs_max=RUNS_SHOWN + 1,
+        ),
+    )
+    shown, next_url = context.cut(found.value or (), RUNS_SHOWN, before="run")
     return {
-        "runs": found.map(lambda runs: [line_of(run) for run in runs if run.state in wanted]),
+        "history": history,
+        "runs": PanelData([line_of(run) for run in shown], found.error),
         "customer": customer,
         "group": group,
         "groups": choices(("all", *GROUPS)),
-        "is_cut": found.value is not None and len(found.value) == RUNS_SHOWN,
-        "looked_at": RUNS_SHOWN,
+        "next_url": next_url,
     }
 
 
@@ -222,6 +237,7 @@ async def view_customers(context: ViewContext) -> dict[str, Any]:
     return {
         "customers": everyone.map(lines),
         "lanes_error": lanes.error or runs.error,
+        "limiter": LIMITER,
         "match": match,
         "total": len(everyone.value or ()),
     }

@@ -18,6 +18,7 @@ from headrace.fetch.study import DOWNLOADS_MIN, Study
 
 RESULTS_LOOKED_AT: Final = 60
 HOSTS_SHOWN: Final = 100
+EXAMPLES_MAX: Final = 12
 SHOWN: Final = ("all", "stored", "broken")
 
 
@@ -48,9 +49,11 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
     before = context.query.number("before", 0) or None
     found = await attempt(
         context.fetch.items.newest_results,
-        before=before,
+        cursor=before,
         results_max=RESULTS_LOOKED_AT + 1,
         customer=customer or None,
+        from_at=context.query.moment("from"),
+        to_at=context.query.moment("to"),
     )
     tiles, more = None, None
     if found.value is not None:
@@ -70,6 +73,8 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
     return {
         "tiles": PanelData(tiles, found.error),
         "customer": customer,
+        "from_at": context.query.text("from"),
+        "to_at": context.query.text("to"),
         "show": show,
         "shows": choices(SHOWN),
         "more": more,
@@ -80,7 +85,16 @@ async def view_why(context: ViewContext) -> dict[str, Any]:
     """The status of a photo URL."""
     url = context.query.text("url", most=2_048).strip()
     report = await attempt(context.fetch.links.why, url) if url else None
-    return {"url": url, "quoted": shlex.quote(url), "report": report}
+    examples = [] if url else await _photo_examples(context)
+    return {"url": url, "quoted": shlex.quote(url), "report": report, "examples": examples}
+
+
+async def _photo_examples(context: ViewContext) -> list[str]:
+    """URLs of photos of the newest results, those without a stored copy first."""
+    found = await attempt(context.fetch.items.newest_results, results_max=RESULTS_LOOKED_AT)
+    photos = [photo for result in found.value or () for photo in result.photos]
+    photos.sort(key=lambda photo: photo.key is not None)
+    return list(dict.fromkeys(photo.url for photo in photos))[:EXAMPLES_MAX]
 
 
 async def view_hosts(context: ViewContext) -> dict[str, Any]:

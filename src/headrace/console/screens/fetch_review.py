@@ -31,7 +31,7 @@ async def view_review(context: ViewContext) -> dict[str, Any]:
             customer or None,
             across={"across": True, "within": False}.get(show),
             reviewed=show == "reviewed",
-            before=before,
+            cursor=before,
             rows_max=PAIRS_SHOWN + 1,
         ),
     )

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from headrace.console.history import board_of
 from headrace.console.views import Chart, Line, ViewContext, attempt
 from headrace.jobs import Jobs
 from headrace.jobs.fleet.state import (
@@ -35,6 +37,8 @@ class QueueRow:
     wait_s: float | None = None
     wait_max_s: float | None = None
     done_per_s: float = 0.0
+    has_run: bool = False
+    """Whether jobs ran in the span of the load figure."""
     is_floating: bool = False
     """Only floating slots ran its jobs, so it has no load figure."""
 
@@ -45,12 +49,14 @@ class QueueRow:
         if queue.paused:
             return "paused"
         if not queue.is_known:
-            return "for people" if queue.decisions else "no code"
+            return "for people" if queue.decisions else "no worker"
         if self.is_behind:
             return "behind"
         if queue.leased or (queue.ready and self.done_per_s):
             return "running"
-        return "waiting" if queue.ready else "idle"
+        if queue.ready:
+            return "waiting"
+        return "caught up" if self.has_run else "idle"
 
     @property
     def is_behind(self) -> bool:
@@ -65,8 +71,8 @@ class QueueRow:
     @property
     def tone(self) -> str:
         """Tone of the state."""
-        no_code = "warn" if self.status.ready else ""
-        tones = {"paused": "warn", "no code": no_code, "behind": "bad", "running": "good"}
+        no_worker = "warn" if self.status.ready else ""
+        tones = {"paused": "warn", "no worker": no_worker, "behind": "bad", "running": "good"}
         return tones.get(self.state, "")
 
 
@@ -76,9 +82,12 @@ async def view_fleet(context: ViewContext) -> dict[str, Any]:
     q = context.query.text("q").strip()
     state = context.query.choice("state", QUEUE_STATES, "")
     sort = context.query.choice("sort", SORTS, "load")
-    queues, load = await asyncio.gather(jobs.queues.all(), jobs.fleet.load())
+    history, queues, load = await asyncio.gather(
+        board_of(context, "jobs"), jobs.queues.all(), jobs.fleet.load()
+    )
     rows = rows_of(queues, load)
     return {
+        "history": history,
         "rows": sorted(
             (row for row in rows if q.lower() in row.status.queue.lower() and _fits(row, state)),
             key=lambda row: _key(row, sort),
@@ -114,6 +123,7 @@ def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> Queu
         wait_s=did.wait_mean_s,
         wait_max_s=None if did.wait_mean_s is None else did.wait_max_s,
         done_per_s=did.done / span_s,
+        has_run=did.run_s > 0 or did.calls > 0 or did.done > 0,
         is_floating=did.calls > 0 and not did.slot_s,
     )
 
@@ -190,13 +200,15 @@ async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> t
     span = {"from_at": now_at - timedelta(seconds=span_s + 60), "to_at": now_at}
     if span_s < HOURLY_S:
         minutes = await jobs.queues.minutes(queue, **span)
-        return _charts({int(one.minute.timestamp()): one for one in minutes}, now_at, 60, span_s)
+        by_minute = {int(one.minute.timestamp()): one for one in minutes}
+        return _charts(by_minute, queue, now_at, step_s=60, span_s=span_s)
     hours = await jobs.queues.hours(queue, **span)
-    return _charts({int(one.hour.timestamp()): one for one in hours}, now_at, 3_600, span_s)
+    by_hour = {int(one.hour.timestamp()): one for one in hours}
+    return _charts(by_hour, queue, now_at, step_s=3_600, span_s=span_s)
 
 
 def _charts(
-    found: Mapping[int, QueueSpan], now_at: datetime, step_s: int, span_s: int
+    found: Mapping[int, QueueSpan], queue: str, now_at: datetime, *, step_s: int, span_s: int
 ) -> tuple[Chart, ...]:
     """Charts of finished jobs, backlog, times and slots; spans without work have no times."""
     # The current span is incomplete and would look like a drop.
@@ -240,8 +252,17 @@ def _charts(
         line("busy", lambda row: round(row.run_s / step_s, 2), "good"),
     ]
     jobs_unit = "jobs/min" if step_s == 60 else "jobs/h"
-    units = ((jobs_unit, ended), ("jobs", backlog), ("s", times), ("slots", slots))
-    return tuple(Chart(xs=xs, unit=unit, lines=lines) for unit, lines in units)
+    failed = f"/jobs/jobs?{urlencode({'state': 'failed', 'queue': queue})}|failed jobs"
+    charts = (
+        (jobs_unit, ended, "stack", failed),
+        ("jobs", backlog, "line", ""),
+        ("s", times, "line", ""),
+        ("slots", slots, "line", ""),
+    )
+    return tuple(
+        Chart(xs=xs, unit=unit, lines=lines, kind=kind, step_s=step_s, brush=brush)
+        for unit, lines, kind, brush in charts
+    )
 
 
 DECISIONS_SHOWN: Final = 100

@@ -1,27 +1,37 @@
-"""Health issues of the deployment, each with a link and a fix.
+"""Health issues of engines, roles and jobs, each with a link to its cause and its remedies.
 
-Pure functions. Data that cannot be read is an issue too.
+Pure functions. Data that cannot be read is an issue too. `health_rooms.py` has those of the other
+rooms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from headrace.console.format import format_duration, path_segment
 from headrace.console.model import PREFIX
-from headrace.console.views import PanelData
+from headrace.console.views import RECENT_S, PanelData, Rates
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
-from headrace.jobs.fleet.state import FAILURES_COUNTED_MAX, FleetState, QueueFailures
+from headrace.jobs.fleet.state import (
+    FAILURES_COUNTED_MAX,
+    FleetLoad,
+    FleetState,
+    QueueFailures,
+)
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 
-VIEWS_LAG_S: Final = 30.0
-FEED_LAG_S: Final = 60.0
 ALERTS_SHOWN: Final = 5
+CAUSES_SHOWN: Final = 8
+"""Lines of one kind; a further line counts the others."""
+DYING_FROM: Final = 3
+"""Starts of a role within RECENT_S from which it keeps dying."""
 ROLES: Final = {
     "agent": "/jobs/hosts",
     "scheduler": "/jobs/hosts",
@@ -44,15 +54,29 @@ FIXES: Final[Mapping[str, str]] = {
 }
 
 
+class Remedy(NamedTuple):
+    """A button on an issue: an action with the values of its form, and the button's text."""
+
+    action: str
+    values: Mapping[str, Any]
+    label: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """A health issue: `tone` is bad or warn; `href` and `fix` help to resolve it."""
+    """A health issue: `tone` is bad or warn; `href` leads to the cause, `fix` and `remedies` help.
+
+    `cause` is the stored error or reason, `since_at` when it began, if known.
+    """
 
     tone: str
     subject: str
     href: str
     text: str
     fix: str
+    cause: str = ""
+    since_at: datetime | None = None
+    remedies: Sequence[Remedy] = ()
 
 
 def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
@@ -70,33 +94,105 @@ def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
 
 
 def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) -> Iterator[Issue]:
-    """Data sources that cannot be read, each with its page."""
+    """Data sources that cannot be read, one issue for each error."""
+    places: dict[str, list[tuple[str, str]]] = {}
     for subject, (place, found) in sources.items():
         if found is not None and found.error is not None and not found.is_hidden:
-            yield Issue(
-                tone="bad",
-                subject=f"{subject}: no data",
-                href=PREFIX + place,
-                text=found.error,
-                fix="The page retries automatically. Run `headrace doctor` to find the cause.",
-            )
+            places.setdefault(found.error, []).append((subject, place))
+    for error, failed in places.items():
+        yield Issue(
+            tone="bad",
+            subject=f"{', '.join(subject for subject, _ in failed)}: no data",
+            href=PREFIX + failed[0][1],
+            text=error,
+            fix="The page retries automatically. Run `headrace doctor` to find the cause.",
+        )
 
 
 def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Issue]:
-    """Queues with jobs that failed or were quarantined in the last hour."""
-    for one in failures.value or ():
+    """Queues with jobs that failed or were quarantined in the last hour, by cause."""
+    found = list(failures.value or ())
+    for one in found[:CAUSES_SHOWN]:
         many = f"{FAILURES_COUNTED_MAX:,} or more" if one.jobs >= FAILURES_COUNTED_MAX else None
         jobs = f"{many} jobs" if many else pluralize(one.jobs, "job")
-        is_failed = one.state == "failed"
+        matching = {"queue": one.queue, "state": one.state, "q": one.cause}
         yield Issue(
             tone="bad",
             subject=f"queue {one.queue}",
-            href=f"{PREFIX}/jobs/jobs?{urlencode({'queue': one.queue, 'state': one.state})}",
-            text=f"{jobs} {one.state} in the last hour; the last error: {one.last_error}",
+            href=jobs_url(matching),
+            text=f"{jobs} {one.state} in the last hour",
+            cause=one.last_error,
+            since_at=one.first_at,
             fix="Fix the cause, then retry them."
-            if is_failed
+            if one.state == "failed"
             else "Their worker process crashed each time. Check memory and payloads, then retry"
             " them.",
+            remedies=[
+                Remedy("jobs.bulk_retry", matching, "Retry all"),
+                Remedy("jobs.bulk_delete", matching, "Delete all"),
+            ],
+        )
+    others = found[CAUSES_SHOWN:]
+    if others:
+        yield Issue(
+            tone="bad",
+            subject=pluralize(len(others), "other cause"),
+            href=jobs_url({"state": "failed"}),
+            text=f"{pluralize(sum(one.jobs for one in others), 'job')} failed in the last hour",
+            fix="",
+        )
+
+
+def kept_issues(
+    queues: PanelData[Sequence[QueueStatus]],
+    failures: PanelData[Sequence[QueueFailures]],
+    load: PanelData[FleetLoad],
+) -> Iterator[Issue]:
+    """Queues with failed jobs that `failures` lacks: older ones, or more than it covers."""
+    known = {one.queue for one in failures.value or ()}
+    failing = {one.queue for one in (load.value.queues if load.value else ()) if one.failed}
+    kept = [one for one in queues.value or () if one.failed and one.queue not in known]
+    for queue in kept[:CAUSES_SHOWN]:
+        matching = {"queue": queue.queue, "state": "failed"}
+        jobs = pluralize(queue.failed, "failed or quarantined job")
+        is_new = queue.queue in failing
+        yield Issue(
+            tone="bad" if is_new else "warn",
+            subject=f"queue {queue.queue}",
+            href=jobs_url(matching),
+            text=f"{'over ' if queue.failed_is_capped else ''}{jobs} kept, "
+            + ("some from the last minutes" if is_new else "none from the last hour"),
+            fix="Retry or delete them. They are deleted after `jobs.failed_kept`.",
+            remedies=[
+                Remedy("jobs.bulk_retry", matching, "Retry all"),
+                Remedy("jobs.bulk_delete", matching, "Delete all"),
+            ],
+        )
+    others = kept[CAUSES_SHOWN:]
+    if others:
+        yield Issue(
+            tone="warn",
+            subject=pluralize(len(others), "other queue"),
+            href=f"{PREFIX}/jobs?state=failed&sort=failed",
+            text="failed jobs are kept",
+            fix="",
+        )
+
+
+def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
+    """Queues whose jobs were returned because their process died."""
+    if load.value is None:
+        return
+    for queue in islice((one for one in load.value.queues if one.lost), CAUSES_SHOWN):
+        jobs = pluralize(queue.lost, "job was", "jobs were")
+        yield Issue(
+            tone="warn",
+            subject=f"queue {queue.queue}",
+            href=f"{PREFIX}/jobs/queues/{path_segment(queue.queue)}",
+            text=f"{jobs} returned in the last {format_duration(load.value.span_s)}, because the"
+            " slot or host that ran them died",
+            fix="No job is lost: they run again. A job that crashes its process repeatedly is"
+            " quarantined. Check the memory of the host and the agent's log.",
         )
 
 
@@ -150,6 +246,32 @@ def role_issues(gone: Mapping[str, float]) -> Iterator[Issue]:
             )
 
 
+def death_issues(rates: Rates) -> Iterator[Issue]:
+    """Roles and slots of this machine that died while the console was open."""
+    for role, place in ROLES.items():
+        starts = rates.restarts(role)
+        if starts:
+            yield Issue(
+                tone="bad" if starts >= DYING_FROM else "warn",
+                subject=f"role {role} on this machine",
+                href=PREFIX + place,
+                text=("keeps dying: " if starts >= DYING_FROM else "")
+                + f"started again{f' {starts} times' if starts > 1 else ''} in the last"
+                f" {format_duration(RECENT_S)}",
+                fix="The log of `headrace up` has the exit code: `logs/up.log` in the data folder.",
+            )
+    slots = round(rates.grown("agent_slots_ended_total", 'how="died"'))
+    if slots:
+        yield Issue(
+            tone="warn",
+            subject="slots on this machine",
+            href=f"{PREFIX}/jobs/hosts",
+            text=f"{pluralize(slots, 'slot')} died in the last {format_duration(RECENT_S)}",
+            fix="The agent has started others, and no job is lost. Check the memory of the host"
+            " and the agent's log.",
+        )
+
+
 def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
     """Queues with waiting jobs that are paused or have no worker."""
     for queue in queues.value or ():
@@ -164,6 +286,7 @@ def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
                 href=href,
                 text=waiting,
                 fix="Resume the queue when its jobs may run.",
+                remedies=[Remedy("jobs.resume_queue", {"queue": queue.queue}, "Resume")],
             )
         elif not queue.is_known and not queue.decisions:
             yield Issue(
@@ -184,44 +307,17 @@ def cron_issues(crons: PanelData[Sequence[Cron]]) -> Iterator[Issue]:
                 tone="bad",
                 subject=f"cron {cron.name}",
                 href=f"{PREFIX}/jobs/crons",
-                text=cron.error,
+                text="paused by an error",
+                cause=cron.error,
                 fix="Fix the error, then resume the cron.",
+                remedies=[Remedy("jobs.resume_cron", {"name": cron.name}, "Resume")],
             )
 
 
-def run_issues(runs: PanelData[Sequence[Any]] | None) -> Iterator[Issue]:
-    """Catalogue runs that wait for a confirmation."""
-    for run in (runs.value if runs is not None else None) or ():
-        if str(run.state) == "held":
-            yield Issue(
-                tone="warn",
-                subject=f"catalogue of {run.customer} is held",
-                href=f"{PREFIX}/fetch/runs/{run.run}",
-                text=run.reason or "it needs a check",
-                fix="Review its changes, then apply or discard it.",
-            )
-
-
-def lag_issues(lag: PanelData[Sequence[Any]], feed_lag_s: float | None) -> Iterator[Issue]:
-    """Late flushes of views and late sweeps of feeds."""
-    oldest_s = max((shard.oldest_s for shard in lag.value or ()), default=0.0)
-    if oldest_s > VIEWS_LAG_S:
-        yield Issue(
-            tone="warn",
-            subject="views: flush is late",
-            href=f"{PREFIX}/views",
-            text=f"the oldest hit has waited {format_duration(oldest_s)}",
-            fix="Check that a flusher runs: `headrace flusher`. Live totals include these hits"
-            " already.",
-        )
-    if feed_lag_s is not None and feed_lag_s > FEED_LAG_S:
-        yield Issue(
-            tone="warn",
-            subject="feed: sweep is late",
-            href=f"{PREFIX}/feed",
-            text=f"the oldest change has waited {format_duration(feed_lag_s)}",
-            fix="Check that a flusher runs: `headrace flusher`.",
-        )
+def jobs_url(matching: Mapping[str, str]) -> str:
+    """URL of the list of jobs with a filter."""
+    given = {name: value for name, value in matching.items() if value}
+    return f"{PREFIX}/jobs/jobs?{urlencode(given)}"
 
 
 def _of_alert(alert: Alert) -> Issue:
@@ -232,5 +328,6 @@ def _of_alert(alert: Alert) -> Issue:
         subject=f"{'host' if is_host else 'queue'} {alert.subject}",
         href=f"{PREFIX}/jobs/hosts" if is_host else f"{PREFIX}/jobs/queues/{name}",
         text=alert.text,
+        since_at=alert.raised_at,
         fix=FIXES.get(alert.rule, ""),
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from headrace.console.actions import Action, Done, Field
 from headrace.console.model import PREFIX
 from headrace.console.views import ViewContext, row_id
-from headrace.jobs.errors import JobUnknown
+from headrace.jobs.errors import InvalidFilter, JobUnknown
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     IMPORTANCE_LAST,
@@ -18,10 +18,12 @@ from headrace.jobs.model import (
     NewJob,
 )
 from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+from headrace.kernel.config import parse_as, parse_moment
 from headrace.kernel.terminal import pluralize
 
 JOB: Final = Field("job", "Job", kind="fixed")
-FILTER: Final = ("queue", "state", "lane", "q")
+FILTER: Final = ("queue", "state", "lane", "q", "from_at", "to_at")
+MOMENTS: Final = ("from_at", "to_at")
 BULK_S: Final = 20.0
 """Time limit of a bulk action; running it again continues."""
 DONE_WORDS: Final = {"retry": "queued again", "cancel": "cancelled", "delete": "deleted"}
@@ -77,7 +79,13 @@ def job_number(text: str) -> int:
 
 
 def _filter(values: dict[str, Any]) -> JobFilter:
-    return JobFilter(**{name: values.get(name) or None for name in FILTER})
+    given: dict[str, Any] = {name: values.get(name) or None for name in FILTER}
+    moments = {
+        name: parse_as(parse_moment, name, given[name], InvalidFilter)
+        for name in MOMENTS
+        if given[name]
+    }
+    return JobFilter(**{**given, **moments})
 
 
 def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Action:
@@ -90,16 +98,18 @@ def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Acti
         title=title,
         what=what,
         command=f"headrace jobs bulk {action} [--queue {{queue}}] [--state {{state}}] [--lane"
-        f" {{lane}}] [-q {{q}}]",
+        f" {{lane}}] [-q {{q}}] [--from {{from_at}}] [--to {{to_at}}]",
         http="POST /v1/jobs/bulk",
         body=body,
         fields=tuple(
-            Field(name, label, required=False)
+            Field(name, label, kind="moment" if name in MOMENTS else "text", required=False)
             for name, label in (
                 ("queue", "Queue"),
                 ("state", "State"),
                 ("lane", "Lane"),
                 ("q", "Error contains"),
+                ("from_at", "Ended from"),
+                ("to_at", "Ended before"),
             )
         ),
         is_danger=is_danger,

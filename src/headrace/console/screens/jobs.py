@@ -51,6 +51,9 @@ async def view_jobs(context: ViewContext) -> dict[str, Any]:
     wanted = {name: context.query.text(name).strip() for name in ("queue", "state", "lane", "q")}
     before = context.query.number("before", 0)
     given: dict[str, Any] = {name: text or None for name, text in wanted.items()}
+    from_at, to_at = context.query.moment("from"), context.query.moment("to")
+    wanted |= {name: context.query.text(name[:-3]).strip() for name in ("from_at", "to_at")}
+    given |= {"from_at": from_at, "to_at": to_at}
     page, queues = await asyncio.gather(
         attempt(jobs.find, **given, cursor=before or None, jobs_max=JOBS_SHOWN),
         attempt(jobs.queues.all),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client.utils import floatToGoString
 
+from headrace.console.history import board_of
 from headrace.console.screens.media_actions import ACTIONS
 from headrace.console.views import (
     PanelData,
@@ -29,12 +30,19 @@ HOTTEST_MAX: Final = 10
 async def view_node(context: ViewContext) -> dict[str, Any]:
     """Metrics, disks and hottest objects of this machine's node."""
     media = context.media
-    figures, disks, hottest = await asyncio.gather(
+    history, figures, disks, hottest = await asyncio.gather(
+        board_of(context, "media"),
         read_figures(context.rates),
         attempt(media.disks.list) if media.config.disks else no_data(),
         attempt(media.hottest.list, objects_max=HOTTEST_MAX),
     )
-    return {"config": media.config, "figures": figures, "disks": disks, "hottest": hottest}
+    return {
+        "history": history,
+        "config": media.config,
+        "figures": figures,
+        "disks": disks,
+        "hottest": hottest,
+    }
 
 
 async def view_cluster(context: ViewContext) -> dict[str, Any]:
@@ -49,10 +57,16 @@ async def view_cluster(context: ViewContext) -> dict[str, Any]:
 
 async def view_traces(context: ViewContext) -> dict[str, Any]:
     """Active traces."""
-    return {"watches": await attempt(context.media.traces.list)}
+    watches, examples = await asyncio.gather(
+        attempt(context.media.traces.list), object_examples(context)
+    )
+    return {"watches": watches, "examples": examples}
 
 
-OBJECTS_SHOWN: Final = 200
+OBJECTS_SHOWN: Final = 100
+EXAMPLES_MAX: Final = 12
+THUMBNAIL_BYTES_MAX: Final = 1024 * 1024
+"""Larger pictures are not loaded into a list."""
 KEY_CHARACTERS_MAX: Final = 1_024
 
 
@@ -63,24 +77,30 @@ class ObjectLine:
     object: MediaObject
     kind: str
 
+    @property
+    def has_thumbnail(self) -> bool:
+        """Whether a list shows the picture itself."""
+        return self.kind == "image" and self.object.size_bytes <= THUMBNAIL_BYTES_MAX
+
 
 async def view_objects(context: ViewContext) -> dict[str, Any]:
-    """Objects in a folder."""
+    """Subfolders and objects of a folder, by name."""
     prefix = context.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
-    found = await attempt(context.media.objects.ls, prefix, objects_max=OBJECTS_SHOWN + 1)
-    lines, size_bytes = None, 0
-    if found.value is not None:
-        shown = sorted(found.value, key=lambda one: one.key)[:OBJECTS_SHOWN]
-        lines = [ObjectLine(one, kind_of(one.content_type)) for one in shown]
-        size_bytes = sum(one.size_bytes for one in shown)
+    after = context.query.text("after", most=KEY_CHARACTERS_MAX)
+    found = await attempt(
+        context.media.objects.folder, prefix, after=after, entries_max=OBJECTS_SHOWN
+    )
+    page = found.value
+    following = page.next_after if page is not None else None
     return {
         "prefix": prefix,
         "parents": parents_of(prefix),
-        "objects": PanelData(lines, found.error),
-        "folders": folders_of(prefix, [one.object.key for one in lines or ()]),
-        "size_bytes": size_bytes,
-        "shown_max": OBJECTS_SHOWN,
-        "is_cut": found.value is not None and len(found.value) > OBJECTS_SHOWN,
+        "folders": [(one.rpartition("/")[2], one) for one in page.folders] if page else [],
+        "objects": found.map(
+            lambda page: [ObjectLine(one, kind_of(one.content_type)) for one in page.objects]
+        ),
+        "is_first": not after,
+        "next_url": None if following is None else context.url(after=following),
     }
 
 
@@ -88,7 +108,7 @@ async def view_object(context: ViewContext) -> dict[str, Any]:
     """The page of an object."""
     media, key = context.media, context.query.text("key", most=KEY_CHARACTERS_MAX).strip()
     if not key:
-        return {"key": key}
+        return {"key": key, "examples": await object_examples(context)}
     is_alone = media.config.node is None
     found, owners = await asyncio.gather(
         attempt(media.objects.info, key),
@@ -105,6 +125,24 @@ async def view_object(context: ViewContext) -> dict[str, Any]:
     }
 
 
+async def object_examples(context: ViewContext) -> list[str]:
+    """Keys to start from: the hottest objects, then photos of the newest results."""
+    hottest, results = await asyncio.gather(
+        attempt(context.media.hottest.list, objects_max=EXAMPLES_MAX), newest_results(context)
+    )
+    keys = [one.key for one in hottest.value or ()]
+    keys += [photo.key for result in results for photo in result.photos if photo.key]
+    return list(dict.fromkeys(keys))[:EXAMPLES_MAX]
+
+
+async def newest_results(context: ViewContext) -> list[Any]:
+    """The newest results of fetch, if the caller may see them."""
+    if context.installed_fetch is None or not context.may("fetch:read"):
+        return []
+    found = await attempt(context.fetch.items.newest_results, results_max=EXAMPLES_MAX)
+    return found.value or []
+
+
 def kind_of(content_type: str) -> str:
     """Preview kind of a content type; empty for SVG, which may contain scripts."""
     kind = content_type.partition("/")[0]
@@ -115,13 +153,6 @@ def parents_of(prefix: str) -> list[tuple[str, str]]:
     """`a/b` -> (a, a), (b, a/b)."""
     parts = [part for part in prefix.split("/") if part]
     return [(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
-
-
-def folders_of(prefix: str, keys: Sequence[str]) -> list[tuple[str, str]]:
-    """`a`, `a/b/c` -> (b, a/b): direct subfolders of `prefix` with keys."""
-    above = f"{prefix}/" if prefix else ""
-    below = [key.removeprefix(above).partition("/") for key in keys if key.startswith(above)]
-    return [(name, above + name) for name in sorted({name for name, slash, _ in below if slash})]
 
 
 OF_NODE: Final = 'role="media"'

@@ -6,7 +6,7 @@ Each room has a card with a live rate and key facts. Rates cover the roles of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,10 +18,14 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
-from headrace.console.screens import health
+from headrace.console.history import board_of
+from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
-from headrace.console.views import Chart, Line, PanelData, Rates, Room, Screen, ViewContext, attempt
-from headrace.jobs.fleet.state import FleetLoad, FleetState
+from headrace.console.screens.search import view_search
+from headrace.console.views import NO_DATA, PanelData, Rates, Room, Screen, ViewContext, attempt
+from headrace.fetch.i18n import Texts
+from headrace.jobs.crons import Cron
+from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.http import checks_of
@@ -54,7 +58,7 @@ class System:
 
 
 def jobs_card(
-    rates: Rates, queues: PanelData[list[QueueStatus]], fleet: PanelData[FleetState]
+    rates: Rates, queues: PanelData[Sequence[QueueStatus]], fleet: PanelData[FleetState]
 ) -> System:
     """Jobs; the counts cover the whole fleet."""
     per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
@@ -79,7 +83,7 @@ def jobs_card(
     )
 
 
-def fetch_card(rates: Rates, runs: PanelData[list[Any]] | None) -> System:
+def fetch_card(rates: Rates, runs: PanelData[Sequence[Any]] | None) -> System:
     """Fetch: photo rate and active runs."""
     per_s = rates.rate_per_s("fetch_photos_total")
     under_way = UNKNOWN
@@ -100,7 +104,7 @@ def fetch_card(rates: Rates, runs: PanelData[list[Any]] | None) -> System:
     )
 
 
-def views_card(rates: Rates, lag: PanelData[list[Any]]) -> System:
+def views_card(rates: Rates, lag: PanelData[Sequence[Any]]) -> System:
     """Views: hit rate and flush lag."""
     per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
     oldest, pending = UNKNOWN, UNKNOWN
@@ -171,71 +175,123 @@ def _bytes(rates: Rates, per_s: float | None) -> str:
     return _rate(rates, None) if per_s is None else f"{format_bytes(per_s)}/s"
 
 
-MINUTE_S: Final = 60
-MINUTES: Final = 60
 RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
 
+NODES_EVERY_S: Final = 10.0
+"""Nodes of a cluster are probed at most so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Everything that the overview reads; None: the room is not installed."""
+
+    engines: Mapping[str, str | None]
+    queues: PanelData[Sequence[QueueStatus]]
+    fleet: PanelData[FleetState]
+    load: PanelData[FleetLoad]
+    failures: PanelData[Sequence[QueueFailures]]
+    crons: PanelData[Sequence[Cron]]
+    lag: PanelData[Sequence[Any]]
+    shards: PanelData[Sequence[Any]]
+    backlog: PanelData[Any]
+    runs: PanelData[Sequence[Any]] | None
+    troubles: PanelData[Sequence[Any]] | None
+    disks: PanelData[Any]
+    nodes: PanelData[Any]
+
+
 async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
-    jobs, views, feed = context.jobs, context.views, context.feed
-    fetch = context.installed_fetch
-    engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
-        _engines(context),
-        asyncio.gather(
-            _seen(context, "jobs:read", jobs.queues.all),
-            _seen(context, "jobs:read", jobs.fleet.state),
-            _seen(context, "jobs:read", jobs.fleet.load),
-            _seen(context, "jobs:read", jobs.fleet.failures),
-            _seen(context, "jobs:read", jobs.crons.all),
-            _seen(context, "views:read", views.analytics.lag),
-            _seen(context, "feed:read", feed.index.stats),
-        ),
-        _runs(context, fetch),
-        context.rates.read(),
-    )
+    history, found = await asyncio.gather(board_of(context, "overview"), _read(context))
     rates = context.rates
-    issues = [
-        *health.engine_issues(engines),
-        *health.unreadable_issues(
-            {
-                "Jobs": ("/jobs", queues),
-                "Hosts": ("/jobs/hosts", fleet),
-                "Load": ("/jobs", load),
-                "Failed jobs": ("/jobs/jobs?state=failed", failures),
-                "Crons": ("/jobs/crons", crons),
-                "Fetch": ("/fetch", runs),
-                "Views": ("/views/lag", lag),
-                "Feed": ("/feed", shards),
-            }
-        ),
-        *health.failure_issues(failures),
-        *health.role_issues(rates.gone()),
-        *health.fleet_issues(fleet),
-        *health.queue_issues(queues),
-        *health.cron_issues(crons),
-        *health.run_issues(runs),
-        *health.lag_issues(lag, sweep_lag_s(rates)),
-    ]
+    # The order within a tone is that of the sources.
+    issues = sorted(_issues(context, found), key=lambda one: one.tone != "bad")
     return {
         "systems": [
-            jobs_card(rates, queues, fleet),
-            fetch_card(rates, runs),
-            views_card(rates, lag),
-            feed_card(rates, shards),
+            jobs_card(rates, found.queues, found.fleet),
+            fetch_card(rates, found.runs),
+            views_card(rates, found.lag),
+            feed_card(rates, found.shards),
             media_card(rates, is_installed=True),
         ],
         "health": health_of(issues),
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
-        "engines": engines,
-        "load": load,
-        "ended": _chart(
-            context, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))
-        ),
-        "waits": _chart(context, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
+        "engines": found.engines,
+        "history": history,
     }
+
+
+async def _read(context: ViewContext) -> Sources:
+    jobs, views, feed, media = context.jobs, context.views, context.feed, context.media
+    fetch = context.installed_fetch
+    calls: dict[str, tuple[str, Callable[[], Awaitable[Any]]]] = {
+        "queues": ("jobs:read", jobs.queues.all),
+        "fleet": ("jobs:read", jobs.fleet.state),
+        "load": ("jobs:read", jobs.fleet.load),
+        "failures": ("jobs:read", jobs.fleet.failures),
+        "crons": ("jobs:read", jobs.crons.all),
+        "lag": ("views:read", views.analytics.lag),
+        "shards": ("feed:read", feed.index.stats),
+        "backlog": ("feed:read", feed.lookup.backlog),
+    }
+    if fetch is not None:
+        newest = partial(fetch.runs.newest, runs_max=RUNS_LOOKED_AT)
+        calls["runs"] = ("fetch:read", newest)
+        calls["troubles"] = ("fetch:read", fetch.lookup.troubles)
+    if media.config.disks:
+        calls["disks"] = ("media:read", media.disks.list)
+    if media.config.node is not None:
+        nodes = partial(context.rates.kept, "nodes", NODES_EVERY_S, media.nodes.list)
+        calls["nodes"] = ("media:read", nodes)
+    engines, _, *results = await asyncio.gather(
+        _engines(context),
+        context.rates.read(),
+        *(_seen(context, scope, call) for scope, call in calls.values()),
+    )
+    absent = {"runs": None, "troubles": None, "disks": NO_DATA, "nodes": NO_DATA}
+    return Sources(engines=engines, **{**absent, **dict(zip(calls, results, strict=True))})
+
+
+def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
+    rates, fetch = context.rates, context.installed_fetch
+    yield from health.engine_issues(found.engines)
+    yield from health.unreadable_issues(
+        {
+            "Jobs": ("/jobs", found.queues),
+            "Hosts": ("/jobs/hosts", found.fleet),
+            "Load": ("/jobs", found.load),
+            "Failed jobs": ("/jobs/jobs?state=failed", found.failures),
+            "Crons": ("/jobs/crons", found.crons),
+            "Fetch": ("/fetch", found.runs),
+            "Views": ("/views/lag", found.lag),
+            "Feed": ("/feed", found.shards),
+            "Media disks": ("/media", found.disks),
+            "Media nodes": ("/media/cluster", found.nodes),
+        }
+    )
+    yield from health.failure_issues(found.failures)
+    yield from health.fleet_issues(found.fleet)
+    yield from health.lost_issues(found.load)
+    yield from health.death_issues(rates)
+    yield from health.role_issues(rates.gone())
+    yield from health.queue_issues(found.queues)
+    yield from health.kept_issues(found.queues, found.failures, found.load)
+    yield from health.cron_issues(found.crons)
+    if fetch is not None:
+        yield from health_rooms.trouble_issues(found.troubles)
+        held = [
+            one.things
+            for one in (found.troubles.value if found.troubles else None) or ()
+            if one.kind == "held_run"
+        ]
+        texts = Texts.load(config=fetch.config)
+        yield from health_rooms.run_issues(found.runs, sum(held), texts.outcome)
+    yield from health_rooms.views_issues(found.lag)
+    yield from health_rooms.feed_issues(found.backlog, found.shards)
+    yield from health_rooms.media_issues(rates, found.disks, found.nodes, OF_NODE)
 
 
 def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
@@ -259,12 +315,6 @@ async def _engines(context: ViewContext) -> dict[str, str | None]:
     return errors
 
 
-async def _runs(context: ViewContext, fetch: Any) -> PanelData[list[Any]] | None:
-    if fetch is None:
-        return None
-    return await _seen(context, "fetch:read", partial(fetch.runs.newest, runs_max=RUNS_LOOKED_AT))
-
-
 async def _seen(
     context: ViewContext, scope: str, call: Callable[[], Awaitable[Any]]
 ) -> PanelData[Any]:
@@ -272,31 +322,6 @@ async def _seen(
     if not context.may(scope):
         return PanelData(error=f"your token lacks the scope {scope}", is_hidden=True)
     return await attempt(call)
-
-
-def _chart(
-    context: ViewContext,
-    load: PanelData[FleetLoad],
-    unit: str,
-    lines: Sequence[tuple[str, str, str]],
-    *,
-    idle: int | None = 0,
-) -> Chart:
-    """The last hour by minute; minutes without a row have the value `idle`."""
-    # The current minute is incomplete and would look like a drop.
-    this = int(context.now_at.timestamp()) // MINUTE_S * MINUTE_S
-    xs = [this - MINUTE_S * back for back in range(MINUTES, 0, -1)]
-    if load.value is None:
-        return Chart(xs=[], lines=[Line(label, [], tone) for label, _, tone in lines], unit=unit)
-    found = {int(one.minute.timestamp()): one for one in load.value.minutes}
-    return Chart(
-        xs=xs,
-        lines=[
-            Line(label, [getattr(found[x], name) if x in found else idle for x in xs], tone)
-            for label, name, tone in lines
-        ],
-        unit=unit,
-    )
 
 
 LINES_SHOWN: Final = 100
@@ -317,6 +342,7 @@ ROOM: Final = Room(
     scope=None,
     screens=(
         Screen("/", "Overview", "overview/now.html", view_overview, tab="Overview"),
+        Screen("/search", "Search", "overview/search.html", view_search, live=False),
         Screen(
             "/audit",
             "Audit log",

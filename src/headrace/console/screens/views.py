@@ -10,6 +10,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
+from headrace.console.history import board_of
 from headrace.console.views import (
     Chart,
     Line,
@@ -37,6 +38,7 @@ WINDOWS: Final[dict[str, float]] = {
     "7d": 7 * 86_400.0,
     "31d": 31 * 86_400.0,
 }
+EXAMPLES_MAX: Final = 12
 LIMITS: Final = ("20", "50", "100")
 SPANS: Final[dict[str, tuple[str, timedelta]]] = {
     "2d": ("hour", timedelta(days=2)),
@@ -84,13 +86,15 @@ async def view_top(context: ViewContext) -> dict[str, Any]:
     window = context.query.choice("window", tuple(WINDOWS), "24h")
     traffic = context.query.choice("class", CLASSES, Traffic.HUMAN)
     limit = context.query.choice("limit", LIMITS, LIMITS[0])
-    top, lag = await asyncio.gather(
+    history, top, lag = await asyncio.gather(
+        board_of(context, "views"),
         attempt(views.analytics.top, WINDOWS[window], int(limit), traffic=traffic),
         attempt(views.analytics.lag),
     )
     found = top.value or []
     totals = await attempt(views.totals, [entry.id for entry in found]) if found else PanelData([])
     return {
+        "history": history,
         "window": window,
         "windows": choices(WINDOWS),
         "traffic": traffic,
@@ -110,7 +114,8 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
     views, entity = context.views, context.query.text("id", most=128).strip()
     span = context.query.choice("span", tuple(SPANS), "7d")
     if not entity:
-        return {"entity": entity, "span": span, "spans": choices(SPANS)}
+        examples = await entity_examples(context)
+        return {"entity": entity, "span": span, "spans": choices(SPANS), "examples": examples}
     by, length = SPANS[span]
     from_at = context.now_at - length
     total, series, viewers, marks, together = await asyncio.gather(
@@ -139,6 +144,16 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
         "viewers": PanelData(viewers.value and viewers.value[::-1], error=viewers.error),
         "reads": await _reads(context),
     }
+
+
+async def entity_examples(context: ViewContext) -> list[str]:
+    """Ids to start from: the most viewed of 31 days, then any."""
+    analytics = context.views.analytics
+    top = await attempt(analytics.top, WINDOWS["31d"], EXAMPLES_MAX)
+    ids = [entry.id for entry in top.value or ()]
+    if len(ids) < EXAMPLES_MAX:
+        ids += (await attempt(analytics.find, "", rows_max=EXAMPLES_MAX)).value or []
+    return list(dict.fromkeys(ids))[:EXAMPLES_MAX]
 
 
 async def view_lag(context: ViewContext) -> dict[str, Any]:

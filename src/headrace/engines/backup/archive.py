@@ -4,7 +4,7 @@
     base/<id>/000000 ...           a base backup: pieces of one tar, each compressed
     base/<id>/secret, token        the keys of the data folder
     base/<id>/backup.json          written last: a backup without it does not count
-    base/<id>/verified.json        the last successful `headrace backup verify`
+    base/<id>/verified.json        the result of the last `headrace backup verify`
     log/<generation>/<segment>/    parts of a segment by offset, or `full`
 
 A generation is the history of one primary. A promotion replaces the holder by compare-and-set and
@@ -15,8 +15,10 @@ of its own, so that two copies of one data folder never both write.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,17 +27,17 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from headrace.engines.backup.wal import damaged, segment_start
-from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, StoreMismatch
-from headrace.engines.endpoints import masked_url
+from headrace.engines.backup.archive_store import ArchiveDown, ArchiveStore
+from headrace.engines.backup.wal import BackupDamaged, damaged, segment_start
+from headrace.engines.blobs import BlobMissing
 from headrace.engines.mount_guard import StoreRecord
 from headrace.kernel.config import parse_duration_s, parse_size_bytes, parse_url, setting
-from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
+from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
 
 HOLDER_KEY: Final = "archive.json"
 KEY_FILES: Final = ("secret", "token")
-STORE_RECORD: Final = "backup-store"
-"""In the data folder: the id of the archive's folder (`engines.mount_guard`)."""
+STORE_RECORDS: Final = "backup-store"
+"""In the data folder: the id of each used archive folder (`engines.mount_guard`)."""
 _IN_PROGRESS_MAX: Final = timedelta(days=1)
 Stored = TypeVar("Stored")
 
@@ -50,18 +52,6 @@ class BackupNotConfigured(InvalidInput):
             "backup.url is not set: set HEADRACE_BACKUP_URL to file:///folder on another disk or to"
             " s3://bucket/prefix"
         )
-
-
-class ArchiveMissing(NotFound):
-    """The backup URL has no archive, or no complete base backup yet."""
-
-    code = "backup.none"
-
-
-class ArchiveDown(Unavailable):
-    """The folder of the archive is missing or not mounted."""
-
-    code = "backup.unavailable"
 
 
 class ArchiveTaken(Conflict):
@@ -149,55 +139,51 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """A successful rehearsal of a restore."""
+    """The result of a rehearsal of a restore."""
 
     base: str
     at: datetime
     took_s: float
-    tables: int
-    rows: int
-    restored_to: datetime | None
+    tables: int = 0
+    rows: int = 0
+    restored_to: datetime | None = None
+    fault: str = ""
+    """Why it failed; empty after a success."""
 
 
 class Archive:
-    """The archive at `config.url`.
+    """The archive at `config.url`, as used by the data folder `folder`.
 
-    With `folder`, the data folder of a primary, a missing archive folder is created at first use,
-    and later refused (see `mount_guard`). Readers pass none and never create a folder.
+    If the folder `writes`, a missing archive folder is created at its first use. A folder that was
+    used and is missing later is refused (see `mount_guard`).
     """
 
-    def __init__(self, config: BackupConfig, folder: Path | None = None) -> None:
+    def __init__(self, config: BackupConfig, folder: Path, *, writes: bool = False) -> None:
         if config.url is None:
             raise BackupNotConfigured
-        self.name = masked_url(config.url)
         parts = urlsplit(config.url)
-        self.place = Path(unquote(parts.path)) if parts.scheme == "file" else None
-        record = None if folder is None else StoreRecord(folder / STORE_RECORD)
-        if self.place is not None:
-            if record is None and not self.place.is_dir():
-                raise ArchiveMissing(
-                    f"{self.name} has no archive: check backup.url, mount its disk"
-                )
-            if record is not None and not record.file.exists() and self.place.parent.is_dir():
+        record = None
+        if parts.scheme == "file":
+            # Of this URL alone, so that another archive can be begun.
+            name = hashlib.sha256(config.url.encode()).hexdigest()[:16]
+            record = StoreRecord(folder / STORE_RECORDS / name, may_create=writes)
+            place = Path(unquote(parts.path))
+            if writes and not record.file.exists() and place.parent.is_dir():
                 # The archive has every row and key of the site.
-                self.place.mkdir(mode=0o700, exist_ok=True)
-        self._store = Blobs(config.url, BlobsConfig(), record=record)
+                place.mkdir(mode=0o700, exist_ok=True)
+        self.store = ArchiveStore(config.url, record)
+        self.name = self.store.name
         self._holder: tuple[Holder, str] | None = None
 
     async def close(self) -> None:
         """Wait for open writes."""
-        await self._store.close()
+        await self.store.close()
 
     async def holder(self) -> Holder | None:
         """The current holder, None for an empty archive. Raises: Unavailable, BackupDamaged."""
         known = self._holder
         try:
-            found = await self._store.read(HOLDER_KEY, unless=known[1] if known else None)
-        except StoreMismatch as error:
-            raise ArchiveDown(
-                f"the archive {self.name} is not the one in use ({error.fault}): mount its disk",
-                retry_after_s=5,
-            ) from error
+            found = await self.store.read(HOLDER_KEY, unless=known[1] if known else None)
         except BlobMissing:
             self._holder = None
             return None
@@ -208,7 +194,7 @@ class Archive:
     async def claim(self, holder: Holder) -> None:
         """Replace the holder that `holder()` returned last. Raises: BlobChanged, Unavailable."""
         etag = self._holder[1] if self._holder else None
-        await self._store.put_if(HOLDER_KEY, msgspec.json.encode(holder), etag=etag)
+        await self.store.put_if(HOLDER_KEY, msgspec.json.encode(holder), etag=etag)
         self._holder = None
         await self.holder()
 
@@ -216,58 +202,76 @@ class Archive:
         """Require that this process still is the holder. Raises: Fenced, Unavailable."""
         found = await self.holder()
         if found is None:
-            raise ArchiveDown(
-                f"{self.name} has no {HOLDER_KEY} any more: restore it", retry_after_s=5
-            )
+            raise ArchiveDown(f"{self.name} has no {HOLDER_KEY} any more", "restore this file")
         if found.session != session:
             raise fenced_by(found)
 
     async def bases(self) -> list[Base]:
-        """Complete base backups, oldest first. Raises: BackupDamaged, Unavailable."""
-        keys = [info.key async for info in self._store.list("base")]
-        found = [await self._read(key, Base) for key in keys if key.endswith("/backup.json")]
-        return sorted(found, key=lambda base: base.ended_at)
+        """Complete base backups with a readable record, oldest first. Raises: Unavailable."""
+        return (await self.bases_and_faults())[0]
+
+    async def bases_and_faults(self) -> tuple[list[Base], dict[str, str]]:
+        """As `bases`, and the fault of each damaged record by id. Raises: Unavailable."""
+        found, faults = await self._records("backup.json", Base)
+        return sorted(found, key=lambda base: base.ended_at), faults
+
+    @asynccontextmanager
+    async def new_base(self, base_id: str) -> AsyncIterator[None]:
+        """Remove what the block stored of a base backup if it fails.
+
+        Attempts that are repeated each minute would fill the archive with their pieces.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(HeadraceError, OSError):
+                await self._delete_base(base_id)
+            raise
 
     async def put_piece(self, base_id: str, index: int, data: bytes) -> None:
         """Store a piece of a base backup."""
-        await self._store.put(f"base/{base_id}/{index:06d}", data)
+        await self.store.put(f"base/{base_id}/{index:06d}", data)
 
     async def put_key(self, base_id: str, name: str, data: bytes) -> None:
         """Store a file with a key beside a base backup."""
-        await self._store.put(f"base/{base_id}/{name}", data)
+        await self.store.put(f"base/{base_id}/{name}", data)
 
     async def get(self, key: str) -> bytes:
         """The bytes of an object. Raises: BackupDamaged if it is missing."""
         try:
-            return await self._store.get(key)
+            return await self.store.get(key)
         except BlobMissing as error:
             raise damaged(key, "it is missing") from error
 
     async def complete(self, base: Base) -> None:
         """Make a base backup count."""
-        await self._store.put(f"base/{base.id}/backup.json", msgspec.json.encode(base))
+        await self.store.put(f"base/{base.id}/backup.json", msgspec.json.encode(base))
 
     async def put_verified(self, verified: Verified) -> None:
-        """Record a successful rehearsal."""
-        await self._store.put(f"base/{verified.base}/verified.json", msgspec.json.encode(verified))
+        """Record the result of a rehearsal."""
+        await self.store.put(f"base/{verified.base}/verified.json", msgspec.json.encode(verified))
 
     async def verified(self) -> list[Verified]:
-        """The recorded rehearsals, oldest first."""
-        keys = [info.key async for info in self._store.list("base")]
-        found = [await self._read(key, Verified) for key in keys if key.endswith("/verified.json")]
+        """The recorded rehearsals, oldest first; a damaged record counts as none."""
+        found, _ = await self._records("verified.json", Verified)
         return sorted(found, key=lambda verified: verified.at)
 
     async def segments(self, generation: int) -> dict[str, list[str]]:
         """Stored parts of each segment of a generation, both in order of position."""
         found: defaultdict[str, list[str]] = defaultdict(list)
-        async for info in self._store.list(f"log/{generation:06d}"):
+        async for info in self.store.list(f"log/{generation:06d}"):
             _, _, segment, part = info.key.split("/")
             found[segment].append(part)
         return {name: sorted(found[name]) for name in sorted(found)}
 
+    async def has_log_after(self, generation: int) -> bool:
+        """Whether a later generation has log."""
+        generations = [int(info.key.split("/")[1]) async for info in self.store.list("log")]
+        return max(generations, default=0) > generation
+
     async def parts(self, generation: int, segment: str) -> list[str]:
         """Stored parts of one segment, in order."""
-        infos = self._store.list(f"log/{generation:06d}/{segment}")
+        infos = self.store.list(f"log/{generation:06d}/{segment}")
         return sorted([info.key.rpartition("/")[2] async for info in infos])
 
     async def get_part(self, generation: int, segment: str, part: str) -> tuple[str, bytes]:
@@ -277,12 +281,12 @@ class Archive:
 
     async def put_part(self, generation: int, segment: str, part: str, stored: bytes) -> None:
         """Store a part."""
-        await self._store.put(part_key(generation, segment, part), stored)
+        await self.store.put(part_key(generation, segment, part), stored)
 
     async def drop_parts(self, generation: int, segment: str, parts: Iterable[str]) -> None:
         """Delete parts whose bytes another part has."""
         for part in parts:
-            await self._store.delete(part_key(generation, segment, part))
+            await self.store.delete(part_key(generation, segment, part))
 
     async def prune(self, oldest_needed: datetime) -> list[str]:
         """Delete what no restore to `oldest_needed` or later needs; return the ids of backups.
@@ -301,28 +305,44 @@ class Archive:
         abandoned = min(kept[0].id, base_id_at(datetime.now(UTC) - _IN_PROGRESS_MAX))
         for base_id in await self._base_ids():
             if base_id in deleted or (base_id not in complete and base_id < abandoned):
-                await self._store.delete(f"base/{base_id}/backup.json")
-                await self._store.clear(f"base/{base_id}")
+                await self._delete_base(base_id)
         async for key, generation, start in self._log_keys():
             needed = [base.start for base in kept if base.generation == generation]
             if not needed and generation >= kept[-1].generation:
                 continue
             if not needed or start < min(needed):
-                await self._store.delete(key)
+                await self.store.delete(key)
         return deleted
 
+    async def _delete_base(self, base_id: str) -> None:
+        # Without its record it does not count.
+        await self.store.delete(f"base/{base_id}/backup.json")
+        await self.store.clear(f"base/{base_id}")
+
     async def _base_ids(self) -> list[str]:
-        return sorted({info.key.split("/")[1] async for info in self._store.list("base")})
+        return sorted({info.key.split("/")[1] async for info in self.store.list("base")})
 
     async def _log_keys(self) -> AsyncIterator[tuple[str, int, int]]:
-        found = [info.key async for info in self._store.list("log")]
+        found = [info.key async for info in self.store.list("log")]
         for key in found:
             _, generation, segment, _ = key.split("/")
             # The segment of the first needed position begins before it.
             yield key, int(generation), segment_start(segment)
 
-    async def _read(self, key: str, kind: type[Stored]) -> Stored:
-        return _decoded(key, await self.get(key), kind)
+    async def _records(self, name: str, kind: type[Stored]) -> tuple[list[Stored], dict[str, str]]:
+        """The records `name` of all base backups, and the fault of each damaged one by id."""
+        found: list[Stored] = []
+        faults: dict[str, str] = {}
+        for key in [info.key async for info in self.store.list("base")]:
+            if not key.endswith(f"/{name}"):
+                continue
+            try:
+                found.append(_decoded(key, await self.store.get(key), kind))
+            except BlobMissing:
+                continue  # deleted since it was listed
+            except BackupDamaged as error:
+                faults[error.base_id] = error.text
+        return found, faults
 
 
 def part_key(generation: int, segment: str, part: str) -> str:

@@ -285,8 +285,8 @@ class Archiver:
     def _diverged(self, fact: str) -> ArchiveTaken:
         return ArchiveTaken(
             f"the archive {self.archive.name} is ahead of the database in {self._folder} ({fact}):"
-            " this is an old copy; use the newer data folder, or run `headrace promote` to begin a"
-            " new generation with this one"
+            " this is an old copy; use the newer data folder, or run `headrace promote --again` to"
+            " begin a new generation with this one"
         )
 
     async def _begin_after_gap(self) -> Any:
@@ -311,8 +311,13 @@ class Archiver:
         """Take base backups when they are due, and delete those that are no longer needed."""
         often = SparseLogger(log)
         await self._opened.wait()
+        is_pruned = False
         while True:
             try:
+                if not is_pruned:
+                    # `backup.keep` may be shorter since the last start, to free a full archive.
+                    await self._prune()
+                    is_pruned = True
                 wait_s = await self._take_due_base(version)
             except (Fenced, ArchiveTaken):
                 raise
@@ -335,6 +340,7 @@ class Archiver:
             if not has_gap:
                 return self._config.base_every_s - age_s
         self._has_gap = False
+        await self._prune()
         base = await take_base(
             self.archive,
             self._postgres,
@@ -345,9 +351,11 @@ class Archiver:
         )
         log.info("base_backup_taken", id=base.id, stored_bytes=base.stored_bytes)
         BASE_AGE.set(0)
-        deleted = await self.archive.prune(
-            datetime.now(UTC) - timedelta(seconds=self._config.keep_s)
-        )
+        return self._config.base_every_s
+
+    async def _prune(self) -> None:
+        """Delete what no restore within `backup.keep` needs."""
+        oldest_needed = datetime.now(UTC) - timedelta(seconds=self._config.keep_s)
+        deleted = await self.archive.prune(oldest_needed)
         if deleted:
             log.info("base_backups_deleted", ids=deleted)
-        return self._config.base_every_s

@@ -2,29 +2,31 @@
 
 The newest base backup before the time is unpacked and compared with the server's manifest, then
 PostgreSQL replays the archived log up to the time. Without log of a commit after the time, it
-replays all. The folder has a marker until the end, so that an interrupted restore is never started
-as a site.
+replays all. If that backup is damaged, the one before it and the log since then restore the same
+state. The folder has a marker until the end, so that an interrupted restore is never started as a
+site.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
-import os
 import shutil
-import tarfile
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from types import MappingProxyType
+from typing import Any, Final
 
-import msgspec
-
-from headrace.engines.backup.archive import KEY_FILES, Archive, ArchiveMissing, Base
+from headrace.engines.backup.archive import (
+    KEY_FILES,
+    Archive,
+    Base,
+    base_id_at,
+)
+from headrace.engines.backup.archive_store import ArchiveMissing
+from headrace.engines.backup.base_backup import fetch_base
 from headrace.engines.backup.wal import (
     FULL,
     SEGMENT_BYTES,
@@ -91,6 +93,8 @@ class Plan:
     """Every commit up to then is in the archived log."""
     end: int
     """The position after the archived log."""
+    unused: Mapping[str, str]
+    """Damaged base backups in its place: the fault of each by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +107,22 @@ class Restored:
     committed_at: datetime | None
     """The time of the last restored commit; None if the log after the base has none."""
     log_bytes: int
+    unused: Mapping[str, str]
+    """Newer base backups that are damaged: the fault of each by id."""
 
 
-async def plan_restore(archive: Archive, to: datetime | None) -> Plan:
-    """The backup and log for a restore to `to`, None for the newest state.
+async def plan_restore(
+    archive: Archive, to: datetime | None, *, unused: Mapping[str, str] = MappingProxyType({})
+) -> Plan:
+    """The backup and log for a restore to `to`, None for the newest state, without `unused` ones.
 
     Raises: ArchiveMissing, OutsideArchive, BackupDamaged.
     """
-    bases = await archive.bases()
+    found, unreadable = await archive.bases_and_faults()
+    faults = unreadable | dict(unused)
+    bases = [base for base in found if base.id not in faults]
+    if not bases and faults:
+        raise _all_damaged(faults)
     if not bases:
         raise ArchiveMissing(
             f"{archive.name} has no complete base backup: `headrace up` takes the first one within"
@@ -118,14 +130,17 @@ async def plan_restore(archive: Archive, to: datetime | None) -> Plan:
         )
     base = bases[-1]
     if to is not None:
-        older = [one for one in bases if one.ended_at <= to]
-        if not older:
-            raise OutsideArchive(
-                f"{_text(to)} is before the oldest base backup: choose a time from"
-                f" {_text(bases[0].ended_at)} on"
-            )
-        base = older[-1]
-    plan, has_gap = await plan_of(archive, base, await archive.segments(base.generation))
+        # An id begins with the time at which its backup began.
+        faults = {one: fault for one, fault in faults.items() if one < base_id_at(to)}
+        base = _last_base(bases, to, faults)
+    stored = await archive.segments(base.generation)
+    try:
+        plan, has_gap = await plan_of(archive, base, stored)
+    except BackupDamaged as error:
+        bases = [one for one in bases if one.generation == base.generation and one.id <= base.id]
+        plan, has_gap = await plan_before(archive, bases, stored, error), True
+        if to is None or to > plan.until:
+            raise _with_time(error, plan.until) from error
     if to is not None and to > plan.until:
         later = [one for one in bases if one.ended_at > to]
         rest = f", or from {_text(later[0].ended_at)} on" if later else ""
@@ -135,10 +150,36 @@ async def plan_restore(archive: Archive, to: datetime | None) -> Plan:
         )
     if to is None and has_gap:
         raise OutsideArchive(
-            f"the archived log has a gap after {_text(plan.until)}, and no base backup is newer:"
-            f" restore with --to {_text(plan.until)}"
+            f"the archived log has a gap after {_text(plan.until)}, and no base backup"
+            f" {'after it can be used' if faults else 'is newer'}: restore with --to"
+            f" {_text(plan.until)}"
         )
-    return plan
+    if to is None and await archive.has_log_after(base.generation):
+        raise OutsideArchive(
+            f"no base backup of the newest generation can be used, so its commits cannot be"
+            f" restored: for the last state of generation {base.generation} restore with --to"
+            f" {_text(plan.until)}"
+        )
+    newer = {one: fault for one, fault in faults.items() if one > base.id}
+    return replace(plan, unused=newer)
+
+
+def _last_base(bases: Sequence[Base], to: datetime, faults: Mapping[str, str]) -> Base:
+    """The newest base backup before `to`. Raises: OutsideArchive, BackupDamaged."""
+    older = [one for one in bases if one.ended_at <= to]
+    if not older and faults:
+        raise _all_damaged(faults)
+    if not older:
+        raise OutsideArchive(
+            f"{_text(to)} is before the oldest base backup: choose a time from"
+            f" {_text(bases[0].ended_at)} on"
+        )
+    return older[-1]
+
+
+def _all_damaged(faults: Mapping[str, str]) -> BackupDamaged:
+    texts = "; ".join(faults[one] for one in sorted(faults))
+    return BackupDamaged(f"no undamaged base backup is left for this restore: {texts}")
 
 
 async def plan_of(
@@ -147,24 +188,72 @@ async def plan_of(
     """A restore of all log after `base`, and whether it ends at a gap. Raises: BackupDamaged."""
     names, has_gap = unbroken(stored, base.start)
     if not names:
-        raise damaged(f"base/{base.id}", f"its log from {format_lsn(base.start)} on is missing")
+        raise _log_missing(base, base.start)
     data = bytearray()
     until = await extend_segment(archive, base.generation, names[-1], data)
     end = segment_start(names[-1]) + len(data)
     if until is None or end < base.end:
-        raise damaged(f"base/{base.id}", f"its log after {format_lsn(end)} is missing")
-    return Plan(base, names, until, end), has_gap
+        raise _log_missing(base, end)
+    return Plan(base, names, until, end, {}), has_gap
+
+
+async def plan_before(
+    archive: Archive,
+    bases: Sequence[Base],
+    stored: Mapping[str, Sequence[str]],
+    error: BackupDamaged,
+) -> Plan:
+    """The latest restore from the log before the damage of its newest segment. Raises: `error`."""
+    for base in reversed(bases):
+        names, _ = unbroken(stored, base.start)
+        data, until = bytearray(), error.known_until
+        if until is None:
+            names = names[:-1]
+        if until is None and names:
+            until = await extend_segment(archive, base.generation, names[-1], data)
+        if until is not None and until >= base.ended_at:
+            return Plan(base, names, until, segment_start(names[-1]) + len(data), {})
+    raise error
+
+
+def _with_time(error: BackupDamaged, until: datetime) -> BackupDamaged:
+    """`error` with the last time that can be restored."""
+    return BackupDamaged(f"{error.text}; the log before the damage ends at {_text(until)}")
+
+
+def _log_missing(base: Base, position: int) -> BackupDamaged:
+    key = f"log/{base.generation:06d}/{segment_name(base.timeline, position)}"
+    return damaged(key, f"the log of base backup {base.id} is missing from there on")
 
 
 async def restore(
     archive: Archive, folder: Path, *, to: datetime | None, postgres_bin: str | None = None
 ) -> Restored:
-    """Restore into the new folder `folder`, then stop the server there.
+    """Restore into the new folder `folder`, from the newest base backup that is not damaged.
 
-    Raises: RestoreFolderExists, OutsideArchive, NoSpace, ArchiveMissing, BackupDamaged,
-    StartFailed.
+    Then stop the server there. A failed restore removes the folder. Raises: RestoreFolderExists,
+    OutsideArchive, NoSpace, ArchiveMissing, BackupDamaged, StartFailed.
     """
     plan = await plan_restore(archive, to)
+    while True:
+        try:
+            return await restore_plan(archive, plan, folder, to=to, postgres_bin=postgres_bin)
+        except BackupDamaged as error:
+            if not error.base_id:
+                raise
+            unused = {**plan.unused, error.base_id: error.text}
+        plan = await plan_restore(archive, to, unused=unused)
+
+
+async def restore_plan(
+    archive: Archive,
+    plan: Plan,
+    folder: Path,
+    *,
+    to: datetime | None,
+    postgres_bin: str | None = None,
+) -> Restored:
+    """Restore from the base backup of `plan` and no other. Raises: as `restore`."""
     async with new_folder(folder) as path:
         _require_space(path, plan)
         await fetch_base(archive, plan.base, path)
@@ -180,19 +269,18 @@ async def restore(
             )
         shutil.rmtree(spool)
         (path / RECOVERING_FILE).unlink()
-    return Restored(str(path), plan.base.id, plan.base.generation, committed_at, log_bytes)
+    base = plan.base
+    return Restored(str(path), base.id, base.generation, committed_at, log_bytes, plan.unused)
 
 
 @asynccontextmanager
 async def new_folder(folder: Path, *, repeats: bool = False) -> AsyncIterator[Path]:
     """Create a data folder with the marker of recovery, and hold its lock.
 
-    With `repeats`, one whose recovery did not begin is used again.
-
-    Raises: RestoreFolderExists, FolderUnusable, FolderInUse.
+    With `repeats`, one whose recovery did not begin is used again. If the block fails, what it
+    created is removed. Raises: RestoreFolderExists, FolderUnusable, FolderInUse.
     """
-    if not (repeats and (folder / RECOVERING_FILE).exists()):
-        _require_new(folder)
+    was_there = _require_new(folder, repeats=repeats)
     path = usable_folder(folder)
     lock = FolderLock(path)
     lock.acquire()
@@ -204,84 +292,39 @@ async def new_folder(folder: Path, *, repeats: bool = False) -> AsyncIterator[Pa
         lay_out(path)
         (path / RECOVERING_FILE).touch()
         yield path
+    except BaseException:
+        await asyncio.to_thread(_remove_contents, path)
+        if not was_there:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
     finally:
         lock.release()
 
 
-def _require_new(folder: Path) -> None:
+def _require_new(folder: Path, *, repeats: bool) -> bool:
+    """Require a folder that may be used; return whether it exists. Raises: RestoreFolderExists."""
     if not folder.exists():
-        return
+        return False
+    if repeats and (folder / RECOVERING_FILE).exists():
+        return True
+    if (folder / RECOVERING_FILE).exists():
+        raise RestoreFolderExists(
+            f"{folder} has a restore whose process was ended: delete the folder and run the same"
+            " command again, or choose a new folder with --data"
+        )
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - _OF_ROLES:
         raise RestoreFolderExists(f"{folder} exists: choose a new folder with --data")
+    return True
 
 
-async def fetch_base(archive: Archive, base: Base, folder: Path) -> None:
-    """Unpack `base` into `folder`, verified, with its keys. Raises: BackupDamaged, Unavailable."""
-    target = folder / "postgres"
-    target.mkdir(mode=0o700)
-    pieces = _Pieces(archive, base, asyncio.get_running_loop())
-    try:
-        await asyncio.to_thread(_unpack, pieces, target)
-    finally:
-        pieces.is_cancelled = True
-    await verify_base(folder)
-    for name in base.keys:
-        with _private(folder / name) as file:
-            file.write(await archive.get(f"base/{base.id}/{name}"))
-
-
-@dataclass
-class _Pieces:
-    """The pieces of a base backup as one file, for a thread beside the loop."""
-
-    archive: Archive
-    base: Base
-    loop: asyncio.AbstractEventLoop
-    is_cancelled: bool = False
-    _next: int = 0
-    _rest: memoryview = field(default_factory=lambda: memoryview(b""))
-
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`."""
-        if not self._rest and self._next < len(self.base.pieces):
-            self._rest = memoryview(self._fetch(self._next))
-            self._next += 1
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(data)
-
-    def _fetch(self, index: int) -> bytes:
-        if self.is_cancelled:
-            raise OSError("the restore was cancelled")
-        key = self.base.piece(index)
-        stored = asyncio.run_coroutine_threadsafe(self.archive.get(key), self.loop).result()
-        if hashlib.sha256(stored).hexdigest() != self.base.pieces[index]:
-            raise damaged(key, f"it has {len(stored)} bytes, and its checksum differs")
-        return zlib.decompress(stored)
-
-
-def _unpack(pieces: _Pieces, target: Path) -> None:
-    """Unpack plain files and folders; anything else is refused. Raises: BackupDamaged."""
-    name = f"base/{pieces.base.id}"
-    try:
-        with tarfile.open(fileobj=cast(IO[bytes], pieces), mode="r|") as tar:
-            for member in tar:
-                path = target / member.name
-                if not path.resolve().is_relative_to(target.resolve()):
-                    raise damaged(name, f"its tar has the path {member.name!r}")
-                if member.isdir():
-                    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                elif member.isreg():
-                    source = tar.extractfile(member) or io.BytesIO()
-                    with _private(path) as file:
-                        shutil.copyfileobj(source, file, 2**20)
-                else:
-                    raise damaged(name, f"its tar has {member.name!r}, which is no plain file")
-    except (tarfile.TarError, zlib.error) as error:
-        raise damaged(name, str(error)) from error
-
-
-def _private(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+def _remove_contents(folder: Path) -> None:
+    """Remove what `new_folder` and its block created, the marker last."""
+    for path in [one for one in folder.iterdir() if one.name not in {RECOVERING_FILE, *_OF_ROLES}]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    (folder / RECOVERING_FILE).unlink(missing_ok=True)
 
 
 async def extend_segment(
@@ -296,16 +339,19 @@ async def extend_segment(
         offset = part_offset(one)
         try:
             key, stored = await archive.get_part(generation, name, one)
-        except BackupDamaged:
+            part = await asyncio.to_thread(decode_part, key, stored)
+        except BackupDamaged as error:
             # The archiver deletes a part after it has written a longer one with its bytes.
             if FULL in await archive.parts(generation, name) and one != FULL:
                 return await extend_segment(archive, generation, name, data)
             if offset < len(data):
                 continue
+            error.known_until = read_at
             raise
-        part = await asyncio.to_thread(decode_part, key, stored)
         if offset > len(data):
-            raise damaged(key, f"the log between offset {len(data)} and {offset} is missing")
+            gap = damaged(key, f"the log between offset {len(data)} and {offset} is missing")
+            gap.known_until = read_at
+            raise gap
         if offset + len(part.data) > len(data):
             data[offset:] = part.data
             read_at = part.head.read_at
@@ -334,58 +380,30 @@ def write_segment(spool: Path, name: str, data: bytearray) -> None:
 
 
 async def fetch_log(archive: Archive, plan: Plan, spool: Path, *, to: datetime | None) -> int:
-    """Fetch the log of `plan` up to the commits of `to`; return its bytes."""
-    size_bytes = 0
+    """Fetch the log of `plan` up to the commits of `to`; return its bytes.
+
+    Damage after them does not matter. Raises: BackupDamaged.
+    """
+    size_bytes, until = 0, None
     for name in plan.segments:
         data = bytearray()
-        read_at = await extend_segment(archive, plan.base.generation, name, data)
+        try:
+            read_at = await extend_segment(archive, plan.base.generation, name, data)
+        except BackupDamaged as error:
+            until = error.known_until or until
+            if until is None or until < plan.base.ended_at:
+                raise
+            if to is None or to > until:
+                raise _with_time(error, until) from error
+            await asyncio.to_thread(write_segment, spool, name, data)
+            return size_bytes + len(data)
+        until = read_at or until
         await asyncio.to_thread(write_segment, spool, name, data)
         size_bytes += len(data)
         is_needed = name <= segment_name(plan.base.timeline, plan.base.end)
         if to is not None and read_at and read_at > to + _AFTER_TIME and not is_needed:
             break
     return size_bytes
-
-
-async def verify_base(folder: Path) -> None:
-    """Compare the unpacked files with the server's manifest. Raises: BackupDamaged.
-
-    As pg_verifybackup does, whose program in the wheel ends with a segmentation fault. Whether the
-    log reaches the end of the backup is checked by the server itself.
-    """
-    fault = await asyncio.to_thread(_manifest_fault, folder / "postgres")
-    if fault:
-        raise BackupDamaged(f"the base backup differs from its manifest: {fault}")
-
-
-class _ManifestFile(msgspec.Struct, rename="pascal"):
-    path: str
-    size: int
-    checksum: str
-
-
-class _Manifest(msgspec.Struct, rename={"files": "Files", "checksum": "Manifest-Checksum"}):
-    files: list[_ManifestFile]
-    checksum: str
-
-
-def _manifest_fault(data: Path) -> str:
-    """The first difference between the files in `data` and their manifest."""
-    text = (data / "backup_manifest").read_bytes()
-    manifest = msgspec.json.decode(text, type=_Manifest)
-    # The checksum is of everything before its own line.
-    if hashlib.sha256(text[: text.rindex(b'"Manifest-Checksum"')]).hexdigest() != manifest.checksum:
-        return "its own checksum differs"
-    found = {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()}
-    listed = {file.path for file in manifest.files} | {"backup_manifest"}
-    if found != listed:
-        return f"files are missing or additional: {sorted(found ^ listed)[:5]}"
-    for file in manifest.files:
-        with (data / file.path).open("rb") as opened:
-            checksum = hashlib.file_digest(opened, "sha256").hexdigest()
-        if checksum != file.checksum:
-            return f"{file.path} has another checksum"
-    return ""
 
 
 def recovery_settings(command: str, **others: str) -> dict[str, str]:

@@ -14,13 +14,15 @@ import asyncio
 import re
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.backup.archive import Archive, ArchiveMissing, BackupConfig, Holder
+from headrace.engines.backup.archive import Archive, BackupConfig, Base, Holder
+from headrace.engines.backup.archive_store import ArchiveMissing
 from headrace.engines.backup.archiver import (
     Identity,
     new_holder,
@@ -28,12 +30,11 @@ from headrace.engines.backup.archiver import (
     require_not_fenced,
     write_identity,
 )
-from headrace.engines.backup.base_backup import program_beside
+from headrace.engines.backup.base_backup import fetch_base, program_beside
 from headrace.engines.backup.restore import (
     RECOVERY_S,
     SPOOL,
     extend_segment,
-    fetch_base,
     fetch_log,
     new_folder,
     plan_of,
@@ -42,6 +43,7 @@ from headrace.engines.backup.restore import (
 )
 from headrace.engines.backup.wal import (
     SEGMENT_BYTES,
+    BackupDamaged,
     damaged,
     parse_lsn,
     segment_floor,
@@ -86,7 +88,7 @@ class StandbyLeft(Conflict):
 
 
 class PrimaryRuns(Conflict):
-    """The folder to be promoted is the primary already."""
+    """The engines of the folder to be promoted run."""
 
     code = "backup.primary_runs"
 
@@ -107,7 +109,7 @@ def is_standby(folder: Path) -> bool:
 
 
 async def make_standby(archive: Archive, folder: Path) -> None:
-    """Make a standby of the newest base backup in the new folder `folder`.
+    """Make a standby of the newest undamaged base backup in the new folder `folder`.
 
     An attempt that was killed is repeated.
 
@@ -124,8 +126,22 @@ async def make_standby(archive: Archive, folder: Path) -> None:
             f"{archive.name} has no complete base backup of its current primary: `headrace up`"
             " takes the first one within minutes of its start"
         )
-    base = bases[-1]
-    plan, _ = await plan_of(archive, base, await archive.segments(base.generation))
+    stored = await archive.segments(bases[-1].generation)
+    for base in reversed(bases):
+        try:
+            await _unpack_standby(archive, base, stored, folder)
+        except BackupDamaged as error:
+            if not error.base_id or base is bases[0]:
+                raise
+            log.warning("base_backup_not_used", id=base.id, error=error.text)
+        else:
+            return
+
+
+async def _unpack_standby(
+    archive: Archive, base: Base, stored: Mapping[str, Sequence[str]], folder: Path
+) -> None:
+    plan, _ = await plan_of(archive, base, stored)
     async with new_folder(folder, repeats=True) as path:
         await fetch_base(archive, base, path)
         spool = path / "postgres" / SPOOL
@@ -136,11 +152,13 @@ async def make_standby(archive: Archive, folder: Path) -> None:
         (path / RECOVERING_FILE).write_bytes(msgspec.json.encode(source))
 
 
-async def promote(archive: Archive, folder: Path) -> Holder:
+async def promote(archive: Archive, folder: Path, *, again: bool = False) -> tuple[Holder, bool]:
     """Make the data folder `folder` the holder of the archive, in a new generation.
 
-    A running standby then ends its recovery. Raises: ArchiveMissing, PrimaryRuns, StandbyLeft,
-    Fenced, BlobChanged, Unavailable.
+    Return the holder, and whether this call made it so: a folder that holds the archive already
+    gets a further generation only with `again`. A running standby then ends its recovery.
+
+    Raises: ArchiveMissing, PrimaryRuns, StandbyLeft, Fenced, BlobChanged, Unavailable.
     """
     require_not_fenced(folder)
     if not (folder / "postgres").is_dir():
@@ -148,19 +166,20 @@ async def promote(archive: Archive, folder: Path) -> Holder:
     held = await archive.holder()
     if held is None:
         raise ArchiveMissing(f"{archive.name} is empty: start `headrace up`, which begins it")
+    identity = read_identity(folder)
+    if held.folder_id == identity.folder_id and not (again and not is_standby(folder)):
+        write_identity(folder, Identity(held.folder_id, held.archive_id))
+        return held, False
     if is_standby(folder):
-        source = _source_of(folder)
-        if held.folder_id == read_identity(folder).folder_id:
-            return held
-        _require_generation(held, source)
+        require_generation(held, source_of(folder))
     elif (folder / RECOVERING_FILE).exists():
         raise FolderUnusable(f"data folder {folder}: its restore did not end, so restore again")
     elif is_locked(folder):
-        raise PrimaryRuns(f"data folder {folder} runs as a primary: stop `headrace up` first")
+        raise PrimaryRuns(f"the engines of data folder {folder} run: stop `headrace up` first")
     own = new_holder(held, folder, generation=held.generation + 1)
     await archive.claim(own)
     write_identity(folder, Identity(own.folder_id, own.archive_id))
-    return own
+    return own, True
 
 
 class Standby:
@@ -179,7 +198,7 @@ class Standby:
         self._folder = folder
         self._every_s = config.every_s
         self._spool = folder / "postgres" / SPOOL
-        self._source = _source_of(folder)
+        self._source = source_of(folder)
         self._position = 0
         self._data = bytearray()
         """The fetched bytes of the current segment."""
@@ -308,7 +327,7 @@ class Standby:
                     await self._end_recovery(held)
                     return
                 if held is not None:
-                    _require_generation(held, self._source)
+                    require_generation(held, self._source)
             except (Unavailable, OSError) as error:
                 often.warning("archive_not_read", error=str(error))
             await asyncio.sleep(min(self._every_s, 1.0))
@@ -355,13 +374,15 @@ async def _first_of(tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     return first
 
 
-def _source_of(folder: Path) -> Source:
+def source_of(folder: Path) -> Source:
+    """What the standby in `folder` follows. Raises: FolderUnusable."""
     if not is_standby(folder):
         raise FolderUnusable(f"data folder {folder} is no standby: choose a new folder with --data")
     return msgspec.json.decode((folder / RECOVERING_FILE).read_bytes(), type=Source)
 
 
-def _require_generation(held: Holder, source: Source) -> None:
+def require_generation(held: Holder, source: Source) -> None:
+    """Require that the archive still has the generation of `source`. Raises: StandbyLeft."""
     if held.generation != source.generation:
         raise StandbyLeft(
             f"the archive is at generation {held.generation}, written by {held.folder} on"

@@ -32,6 +32,13 @@ class BackupDamaged(Corrupt):
 
     code = "backup.damaged"
 
+    def __init__(self, text: str, *, base_id: str = "") -> None:
+        super().__init__(text)
+        self.base_id = base_id
+        """The base backup that is damaged; empty for the log and other objects."""
+        self.known_until: datetime | None = None
+        """For the log: the log before the damage has every commit up to then; None: unknown."""
+
 
 def parse_lsn(text: str) -> int:
     """The position of a text such as `0/3000148`."""
@@ -134,17 +141,19 @@ def decode_part(key: str, stored: bytes) -> Part:
 
 def damaged(key: str, fault: str) -> BackupDamaged:
     """The error for a stored object that cannot be used."""
+    base_id = ""
     if key.startswith("base/"):
-        base = "/".join(key.split("/")[:2])
+        base_id = key.split("/")[1]
         fix = (
-            f"move {base} out of the archive and restore again, since an older base backup and the"
-            " log after it restore the same state; take a new one with `headrace backup`"
+            "take a new base backup with `headrace backup`; until then `headrace restore` uses an"
+            " older one and the log after it, which is the same state"
         )
     elif key == "archive.json":
         fix = "restore this file from a copy, or set backup.url to a new folder for a new archive"
     else:
         fix = "restore to a time before it, or take a new base backup with `headrace backup`"
-    return BackupDamaged(f"object {key!r} of the backup is damaged ({fault}): {fix}")
+    text = f"object {key!r} of the backup is damaged ({fault}): {fix}"
+    return BackupDamaged(text, base_id=base_id)
 
 
 def read_segment(folder: Path, name: str, start: int, end: int) -> bytes:

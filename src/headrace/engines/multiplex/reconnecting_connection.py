@@ -20,6 +20,7 @@ from headrace.engines.multiplex.connection import (
     down,
 )
 from headrace.engines.valkey import SentinelGroup, ValkeyDown
+from headrace.kernel.config import InvalidConfig
 from headrace.kernel.resilience import Backoff
 
 
@@ -65,15 +66,24 @@ def address_of(url: str) -> Address:
 
 
 def _tls_of(options: dict[str, Any]) -> ssl.SSLContext:
-    """The TLS context that the stock client would create for the URL's `ssl_...` parameters."""
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    """The TLS context that the stock client would create for the URL's `ssl_...` parameters.
+
+    Raises: InvalidConfig.
+    """
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if options.get("ssl_certfile"):
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    except OSError as error:
+        raise InvalidConfig(
+            "valkey.url (HEADRACE_VALKEY_URL): expected certificates and keys in the files of its"
+            f" ssl_... parameters, got {error.strerror or type(error).__name__}"
+        ) from error
     wanted = str(options.get("ssl_cert_reqs") or "required").lower()
     if wanted in ("none", "optional") or options.get("ssl_check_hostname") in (False, "False"):
         context.check_hostname = False
     if wanted in ("none", "optional"):
         context.verify_mode = ssl.CERT_NONE if wanted == "none" else ssl.CERT_OPTIONAL
-    if options.get("ssl_certfile"):
-        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
     return context
 
 

@@ -180,6 +180,30 @@ WHERE kind = :kind AND entity = :entity AND version > :version ORDER BY version;
 SELECT extract(epoch FROM now() - min(made_at))::double precision
 FROM headrace.feed_outbox WHERE NOT is_swept;
 
+-- name: overdue_posts
+-- Waiting posts that should have been published :late_s ago, counted up to :rows_max.
+SELECT count(*) AS posts, min(visible_at) AS since_at FROM (
+    SELECT visible_at FROM headrace.feed_post
+    WHERE state = 1 AND visible_at < now() - :late_s::double precision * interval '1 second'
+    ORDER BY visible_at LIMIT :rows_max
+) p;
+
+-- name: recent_entities
+-- The viewers or authors among the newest :looked_at changes, latest first.
+SELECT o.entity FROM (
+    SELECT id, kind, entity FROM headrace.feed_outbox ORDER BY id DESC LIMIT :looked_at
+) o WHERE o.kind = :kind GROUP BY o.entity ORDER BY max(o.id) DESC LIMIT :rows_max;
+
+-- name: ids_like
+-- Text ids from one text to another.
+SELECT id, name FROM headrace.feed_id_map WHERE name BETWEEN :part AND :last
+ORDER BY name LIMIT :rows_max;
+
+-- name: kinds_of
+-- Which of the entities are viewers (kind 0) or authors (kind 1).
+SELECT entity, kind FROM headrace.feed_version
+WHERE kind IN (0, 1) AND entity = ANY (:entities::bigint[]) ORDER BY entity, kind;
+
 -- name: entities_after
 -- Viewers or authors with a version, in order, after one of them.
 SELECT entity FROM headrace.feed_version WHERE kind = :kind AND entity > :after

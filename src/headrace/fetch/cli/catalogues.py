@@ -15,7 +15,9 @@ from headrace.fetch.cli.text import (
     describe_run,
     describe_source,
     progress_line,
-    run_line,
+    progress_share,
+    runs_table,
+    sources_table,
 )
 from headrace.fetch.errors import InvalidSource, RunHeld, RunRefused, RunUnfinished
 from headrace.fetch.i18n import DEFAULT
@@ -30,7 +32,15 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Terminal,
+    cursor_after,
+    listing,
+    pluralize,
+    writing,
+)
 
 _URLS: Final = ("http://", "https://")
 WATCH_EVERY_S: Final = 0.5
@@ -74,6 +84,8 @@ def _reading_options(command: Any) -> Any:
 def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
     """Apply FILE, gzip or not, as CUSTOMER's complete catalogue. A worker fetches a URL."""
     no_wait, wait_s = options.pop("no_wait"), options.pop("wait_s")
+    if not file.startswith(_URLS):
+        _require_file(file)
 
     async def run(fetch: Fetch) -> Run:
         found = await _run(fetch, file, **options)
@@ -97,7 +109,10 @@ async def _run(
 def _require_file(name: str) -> Path:
     path = Path(name)
     if not path.exists() or path.is_dir():
-        raise InvalidSource(f"{name[:200]!r} is not a file or URL: give the path of the catalogue")
+        raise InvalidSource(
+            f"{name[:200]!r} is not a file or an http:// or https:// URL: give the path of the"
+            " catalogue"
+        )
     return path
 
 
@@ -125,11 +140,12 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
         return run, await fetch.runs.changes(run.run, after=after, rows_max=limit)
 
     run, changes = terminal.run(Fetch, ask)
+    cursor = cursor_after(changes, limit, "item")
     lines = [describe_run(run), *(describe_change(change) for change in changes)]
-    if len(changes) == limit:
-        last = shlex.quote(f"--after={changes[-1].item}")
+    if cursor is not None:
+        last = shlex.quote(f"--after={cursor}")
         lines.append(f"more: `headrace fetch catalogue diff {run.run} {last}`")
-    terminal.show({"run": run, "changes": changes}, "\n".join(lines))
+    terminal.show(listing(changes, next_cursor=cursor, run=run), "\n".join(lines))
 
 
 @catalogue_group.command("confirm", short_help="Apply a held run.")
@@ -194,8 +210,10 @@ def list_catalogues(terminal: Terminal, customer: str | None) -> None:
         return [s for s in sources if customer in (None, s.customer)], runs
 
     sources, runs = terminal.run(Fetch, ask)
-    lines = [*(describe_source(source) for source in sources), *map(run_line, runs)]
-    terminal.show({"sources": sources, "runs": runs}, "\n".join(lines) or "no sources, no runs")
+    parts = [sources_table(sources)] if sources else []
+    parts += [runs_table(runs)] if runs else []
+    text = Lines(*parts) if parts else "no sources, no runs"
+    terminal.show(listing(sources, runs=runs), text)
 
 
 @click.group("run", cls=CommandGroup)
@@ -208,7 +226,7 @@ def run_group() -> None:
 def list_runs(terminal: Terminal, customer: str | None) -> None:
     """List the newest runs."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
-    terminal.show(found, "\n".join(run_line(run) for run in found) or "no runs")
+    terminal.show(listing(found), runs_table(found) if found else "no runs")
 
 
 @run_group.command("show", short_help="Show a run.")
@@ -263,7 +281,7 @@ def list_errors(
     """
     if csv_file is not None:
         count = terminal.run(Fetch, lambda fetch: _write_csv(fetch, run_id, lang, file=csv_file))
-        terminal.show({"file": str(csv_file), "bytes": count}, f"{csv_file}: {count:,} bytes")
+        terminal.show({"file": str(csv_file), "size_bytes": count}, f"{csv_file}: {count:,} bytes")
     if html_file is not None:
         page = terminal.run(Fetch, lambda fetch: fetch.reports.page(run_id, lang=lang))
         with writing(html_file):
@@ -287,7 +305,7 @@ def _show_errors(terminal: Terminal, run_id: int, lang: str) -> None:
         for p in problems
     ]
     lines += [f"photo of {p.item}: {p.url}: {p.text} [{p.outcome}]" for p in photos]
-    found = {"file": reason, "problems": problems, "photos": photos}
+    found = listing(problems, photos=photos, file=reason)
     terminal.show(found, "\n".join(lines) or f"run {run_id}: no problems")
 
 
@@ -309,7 +327,7 @@ async def wait_done(terminal: Terminal, fetch: Fetch, run: Run, wait_s: float) -
             moved_s, last = time.monotonic(), run
         is_quiet = time.monotonic() - moved_s > QUIET_S
         hint = "  (no progress: is `headrace up` running?)" if is_quiet else ""
-        terminal.progress(progress_line(run) + hint)
+        terminal.progress(progress_line(run) + hint, *progress_share(run))
         await asyncio.sleep(WATCH_EVERY_S)
         run = await fetch.runs.get(run.run)
     return run

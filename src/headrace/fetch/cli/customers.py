@@ -8,14 +8,26 @@ from typing import Any, Final
 import click
 import msgspec
 
-from headrace.fetch.cli.text import describe_customer, describe_webhook
+from headrace.fetch.cli.text import (
+    customers_table,
+    describe_customer,
+    describe_webhook,
+    webhooks_table,
+)
 from headrace.fetch.errors import CustomerUnknown, InvalidCustomer
 from headrace.fetch.model import Customer, CustomerSet, parse_rate
 from headrace.fetch.service import Fetch
 from headrace.fetch.service.sellers import DAYS, DAYS_MAX
 from headrace.fetch.settings import parse_refresh_s
 from headrace.kernel.config import parse_count, parse_share
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Terminal,
+    cursor_after,
+    listing,
+    pluralize,
+    table,
+)
 
 NEW: Final[dict[str, Any]] = {"starts_max": 600, "window_s": 60.0, "connections": 8}
 
@@ -111,8 +123,8 @@ def show_customer(terminal: Terminal, customer: str) -> None:
 def list_customers(terminal: Terminal) -> None:
     """List every customer with its limits."""
     everyone = terminal.run(Fetch, lambda fetch: fetch.customers.all())
-    text = "\n".join(describe_customer(found) for found in everyone)
-    terminal.show(everyone, text or "no customers")
+    text = customers_table(everyone) if everyone else "no customers"
+    terminal.show(listing(everyone), text)
 
 
 @click.command("seller-link", short_help="Create a link to a seller's page.")
@@ -150,7 +162,9 @@ def webhook_group() -> None:
 def list_webhooks(terminal: Terminal, after: str, limit: int) -> None:
     """List webhooks by customer, with backlog and failures."""
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.list(after=after, webhooks_max=limit))
-    terminal.show(found, "\n".join(map(describe_webhook, found)) or "no webhooks")
+    text = webhooks_table(found) if found else "no webhooks"
+    cursor = cursor_after(found, limit, "customer")
+    terminal.show(listing(found, next_cursor=cursor), text)
 
 
 @webhook_group.command("show", short_help="Show a customer's webhook.")
@@ -214,7 +228,10 @@ def list_consumers(terminal: Terminal) -> None:
         f" {pluralize(consumer.items, 'item')} delivered"
         for consumer in found
     ]
-    terminal.show(found, "\n".join(lines) or "no consumers: no worker ran with an on_item handler")
+    rows = [(one.name, f"{one.added_at:%Y-%m-%d %H:%M:%S}", one.items) for one in found]
+    text = table(("consumer", "since (UTC)", "delivered"), rows, plain="\n".join(lines))
+    missing = "no consumers: no worker ran with an on_item handler"
+    terminal.show(listing(found), text if found else missing)
 
 
 @consumer_group.command("rm", short_help="Remove a consumer.")
@@ -238,6 +255,6 @@ def replay_consumer(terminal: Terminal, name: str, customer: str | None) -> None
     """
     items = terminal.run(Fetch, lambda fetch: fetch.consumers.replay(name, customer=customer))
     terminal.show(
-        {"consumer": name, "items": items},
+        {"consumer": name, "redelivered": items},
         f"{pluralize(items, 'item is', 'items are')} delivered to {name} again",
     )

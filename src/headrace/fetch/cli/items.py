@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Final
 
 import click
 import msgspec
@@ -17,17 +18,34 @@ from headrace.fetch.cli.text import (
     describe_run,
     describe_study,
     describe_url,
-    host_line,
+    hosts_table,
     step_line,
 )
-from headrace.fetch.errors import InvalidItems, InvalidMapping, InvalidSchema, UrlRefused
+from headrace.fetch.errors import (
+    InvalidItems,
+    InvalidMapping,
+    InvalidSchema,
+    InvalidTime,
+    UrlRefused,
+)
 from headrace.fetch.mappings import NamedMapping, parse_mapping
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.fetch.study import WEEKS_MAX, csv_of_study
+from headrace.kernel.config import parse_moment
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, writing
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    cursor_after,
+    listing,
+    paged,
+    pluralize,
+    table,
+    writing,
+)
 
 
 @click.group("item", cls=CommandGroup)
@@ -58,7 +76,10 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidItems(f"{file.name}: {error}: expected a JSON list of items") from error
     found = terminal.run(Fetch, lambda fetch: fetch.send_items(items))
-    terminal.show(found, "\n".join(describe_run(run) for run in found))
+    terminal.show(listing(found), "\n".join(describe_run(run) for run in found))
+
+
+MOMENT: Final = Parsed(parse_moment, InvalidTime, name="moment")
 
 
 @click.command("results", short_help="List published results.")
@@ -66,26 +87,30 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.option("--customer", help="Only this customer.")
 @click.option("--newest", is_flag=True, help="Newest first, not in the order of commits.")
-@click.option("--before", type=click.IntRange(1), help="With --newest: results before this number.")
+@click.option("--cursor", type=click.IntRange(1), help="With --newest: results below this number.")
+@click.option("--from", "from_at", type=MOMENT, help="With --newest: published from then on.")
+@click.option("--to", "to_at", type=MOMENT, help="With --newest: published before then.")
 @click.pass_obj
 def list_results(
     terminal: Terminal,
+    /,
     *,
     after: int,
     limit: int,
     customer: str | None,
     newest: bool,
-    before: int | None,
+    cursor: int | None,
+    **span: datetime | None,
 ) -> None:
     """List published, edited and unpublished items; page with --after the last number."""
-
-    if (newest and after) or (before is not None and not newest):
-        raise click.UsageError("--before goes with --newest, and --after without it")
+    is_bounded = cursor is not None or any(span.values())
+    if (newest and after) or (is_bounded and not newest):
+        raise click.UsageError("--cursor, --from and --to go with --newest, and --after without it")
 
     async def load(fetch: Fetch) -> list[Result]:
         if newest:
             return await fetch.items.newest_results(
-                before=before, results_max=limit, customer=customer
+                cursor=cursor, results_max=limit, customer=customer, **span
             )
         return await fetch.items.results(after=after, results_max=limit, customer=customer)
 
@@ -95,7 +120,20 @@ def list_results(
         f"  version {one.version}, {pluralize(len(one.photos), 'photo')}"
         for one in found
     ]
-    terminal.show(found, "\n".join(lines) or "no results")
+    rows = [
+        (
+            one.seq,
+            f"{one.at:%Y-%m-%d %H:%M:%S}",
+            one.action,
+            *(one.customer, one.id, one.version, len(one.photos)),
+        )
+        for one in found
+    ]
+    head = ("seq", "at (UTC)", "action", "customer", "item", "version", "photos")
+    text = table(head, rows, plain="\n".join(lines)) if found else "no results"
+    following = cursor_after(found, limit, "seq")
+    hint = "more: --cursor" if newest else "more: --after"
+    terminal.show(listing(found, next_cursor=following), paged(text, following, hint))
 
 
 @click.group("host", cls=CommandGroup)
@@ -109,8 +147,8 @@ def host_group() -> None:
 def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
     """List the hosts of photos, each with the class in which its photos start."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
-    lines = [host_line(host) for host in found]
-    terminal.show(found, "\n".join(lines) or "no hosts: no photo was requested yet")
+    text = hosts_table(found) if found else "no hosts: no photo was requested yet"
+    terminal.show(listing(found), text)
 
 
 @host_group.command("show", short_help="Show a host.")
@@ -118,7 +156,7 @@ def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
 def show_host(terminal: Terminal, host: str) -> None:
     """Show HOST (a name as in the links, or a link) per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
-    terminal.show(found, "\n".join(describe_host(one) for one in found))
+    terminal.show(listing(found), "\n".join(describe_host(one) for one in found))
 
 
 @click.command("study", short_help="Study download times and propose timeout classes.")
@@ -144,7 +182,7 @@ def show_study(terminal: Terminal, *, weeks: int, csv_file: Path | None) -> None
         return
     with writing(csv_file):
         size = csv_file.write_text(csv_of_study(found.attempts), encoding="utf-8", newline="")
-    terminal.show({"file": str(csv_file), "bytes": size}, f"{csv_file}: {size:,} bytes")
+    terminal.show({"file": str(csv_file), "size_bytes": size}, f"{csv_file}: {size:,} bytes")
 
 
 @click.command("photo", short_help="Download one photo now.")
@@ -199,7 +237,10 @@ def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
 def list_schemas(terminal: Terminal) -> None:
     """List every category that has a schema."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
-    terminal.show(found, "\n".join(map(_schema_line, found)) or "no schemas")
+    rows = [(one.category, len(one.schema.fields), _others(one.schema.others)) for one in found]
+    plain = "\n".join(map(_schema_line, found))
+    text = table(("category", "fields", "other fields"), rows, plain=plain)
+    terminal.show(listing(found), text if found else "no schemas")
 
 
 @schema_group.command("show", short_help="Show the schema of a category.")
@@ -240,7 +281,9 @@ def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
 def list_mappings(terminal: Terminal) -> None:
     """List every mapping."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
-    terminal.show(found, "\n".join(map(_mapping_line, found)) or "no mappings")
+    rows = [(one.name, one.mapping.format or "any", one.mapping.rows or "-") for one in found]
+    text = table(("mapping", "format", "rows at"), rows, plain="\n".join(map(_mapping_line, found)))
+    terminal.show(listing(found), text if found else "no mappings")
 
 
 @mapping_group.command("show", short_help="Show a mapping.")

@@ -7,7 +7,7 @@ import click
 from headrace.fetch.duplicates import HashedPhoto
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.kernel.terminal import CommandGroup, Terminal
+from headrace.kernel.terminal import CommandGroup, Terminal, cursor_after, listing, paged, table
 
 LIMIT = click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX)
@@ -30,7 +30,13 @@ def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
         f" {one.reason}"
         for one in found
     ]
-    terminal.show(found, "\n".join(lines) or "no held items")
+    rows = [
+        (one.customer, one.id, one.version, f"{one.held_at:%Y-%m-%d %H:%M:%S}", one.reason)
+        for one in found
+    ]
+    head = ("customer", "item", "version", "held (UTC)", "reason")
+    text = table(head, rows, plain="\n".join(lines)) if found else "no held items"
+    terminal.show(listing(found), text)
 
 
 @held_group.command("release", short_help="Publish a held item.")
@@ -39,7 +45,8 @@ def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
 def release_held(terminal: Terminal, customer: str, item: str) -> None:
     """Publish held ITEM of CUSTOMER as it is; write `--` before an id that starts with `-`."""
     terminal.run(Fetch, lambda fetch: fetch.held.release(customer, item))
-    terminal.show(None, f"item {item} of {customer} is published")
+    document = {"customer": customer, "item": item, "released": True}
+    terminal.show(document, f"item {item} of {customer} is published")
 
 
 @click.group("duplicates", cls=CommandGroup)
@@ -53,7 +60,7 @@ def duplicates_group() -> None:
     "--across/--within", default=None, help="Only pairs of two customers, or of one customer."
 )
 @click.option("--reviewed", is_flag=True, help="Reviewed pairs instead of open ones.")
-@click.option("--before", type=click.IntRange(1), help="Pairs before this number.")
+@click.option("--cursor", type=click.IntRange(1), help="The next page: pairs below this number.")
 @LIMIT
 def list_duplicates(
     terminal: Terminal,
@@ -61,25 +68,27 @@ def list_duplicates(
     customer: str | None,
     across: bool | None,
     reviewed: bool,
-    before: int | None,
+    cursor: int | None,
     limit: int,
 ) -> None:
     """List pairs of photos that look alike, newest first; nothing is ever merged."""
     found = terminal.run(
         Fetch,
         lambda fetch: fetch.duplicates.list(
-            customer, across=across, reviewed=reviewed, before=before, rows_max=limit
+            customer, across=across, reviewed=reviewed, cursor=cursor, rows_max=limit
         ),
     )
-    lines = []
+    lines, rows = [], []
     for pair in found:
         lines.append(f"{pair.id:>8}  {pair.distance} of 64 bits differ")
         lines += [f"          {_photo(photo)}" for photo in pair.photos]
-    terminal.show(
-        found,
-        "\n".join(lines)
-        or "no pairs: photos are compared within a minute if fetch.decode_share selects them",
-    )
+        rows += [(pair.id, pair.distance, one.customer, one.item, one.url) for one in pair.photos]
+    head = ("pair", "bits", "customer", "item", "url")
+    text = "no pairs: photos are compared within a minute if fetch.decode_share selects them"
+    if found:
+        text = table(head, rows, plain="\n".join(lines))
+    following = cursor_after(found, limit, "id")
+    terminal.show(listing(found, next_cursor=following), paged(text, following))
 
 
 @duplicates_group.command("review", short_help="Mark a pair as reviewed.")
@@ -87,7 +96,7 @@ def list_duplicates(
 def review_duplicate(terminal: Terminal, pair: int) -> None:
     """Mark PAIR as reviewed; both photos stay as they are."""
     terminal.run(Fetch, lambda fetch: fetch.duplicates.review(pair))
-    terminal.show(None, f"pair {pair} is reviewed")
+    terminal.show({"pair": pair, "reviewed": True}, f"pair {pair} is reviewed")
 
 
 def _photo(photo: HashedPhoto) -> str:

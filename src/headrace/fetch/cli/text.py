@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from headrace.fetch.catalogues import OUTDATED
@@ -22,7 +23,7 @@ from headrace.fetch.model import (
 from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
-from headrace.kernel.terminal import pluralize, table, visible
+from headrace.kernel.terminal import Lines, pluralize, table, visible
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -39,8 +40,17 @@ def progress_line(run: Run) -> str:
         return f"run {run.run}: the file is being fetched" + (
             f" ({run.reason})" if run.reason else ""
         )
-    line = f"run {run.run}: photos {decided}/{run.photos}, {waiting}; {outcomes}"
-    return line + _pace(run)
+    line = f"run {run.run}: photos {decided}/{run.photos}, {waiting}"
+    return f"{line}; {outcomes}{_pace(run)}" if outcomes else line + _pace(run)
+
+
+def progress_share(run: Run) -> tuple[int, int | None]:
+    """How many photos of how many are decided; items if there are none; no total before that."""
+    if run.state in (RunState.READING, RunState.BRINGING):
+        return 0, None
+    if run.photos:
+        return run.photos - run.photos_pending, run.photos
+    return run.rows - run.items_pending, run.rows or None
 
 
 def _pace(run: Run) -> str:
@@ -67,6 +77,23 @@ def run_line(run: Run) -> str:
     )
 
 
+def runs_table(runs: Sequence[Run]) -> str:
+    """Runs as a table."""
+    rows = [
+        (
+            run.run,
+            run.customer,
+            run.state.value,
+            f"{run.started_at:%Y-%m-%d %H:%M:%S}",
+            run.rows,
+            f"{run.file_name}  undone by run {run.undone_by}" if run.undone_by else run.file_name,
+        )
+        for run in runs
+    ]
+    head = ("run", "customer", "state", "started (UTC)", "rows", "file")
+    return table(head, rows, plain="\n".join(map(run_line, runs)))
+
+
 def describe_change(change: Change) -> str:
     """A change of an item in one line."""
     texts = [
@@ -74,6 +101,23 @@ def describe_change(change: Change) -> str:
         for name, pair in change.values.items()
     ] or change.fields
     return f"  {change.kind:<8} {change.item}" + (f": {', '.join(texts)}" if texts else "")
+
+
+def sources_table(sources: Sequence[Source]) -> str:
+    """Sources as a table."""
+    rows = [
+        (
+            one.customer,
+            f"{one.cron} {one.tz}",
+            f"{one.next_at:%Y-%m-%d %H:%M}" if one.next_at else "paused",
+            one.outcome or "never",
+            one.failures,
+            one.url,
+        )
+        for one in sources
+    ]
+    head = ("customer", "cron", "next (UTC)", "last", "failures", "url")
+    return table(head, rows, plain="\n".join(map(describe_source, sources)))
 
 
 def describe_source(found: Source) -> str:
@@ -170,6 +214,23 @@ def describe_customer(found: Customer) -> str:
     return line
 
 
+def customers_table(customers: Sequence[Customer]) -> str:
+    """Customers as a table."""
+    rows = [
+        (
+            one.customer,
+            f"{one.starts_max} in {one.window_s:g} s",
+            one.connections,
+            "default" if one.hold_share is None else f"{one.hold_share:g}",
+            "default" if one.hold_items is None else one.hold_items,
+            "default" if one.refresh_s is None else _period(one.refresh_s),
+        )
+        for one in customers
+    ]
+    head = ("customer", "rate", "connections", "hold share", "hold items", "refresh")
+    return table(head, rows, plain="\n".join(map(describe_customer, customers)))
+
+
 def _period(seconds: float) -> str:
     return f"every {seconds / 3600:g} h" if seconds else "never"
 
@@ -204,6 +265,23 @@ def describe_webhook(found: Webhook) -> str:
         )
         line += f", next at {found.next_at:%H:%M:%S}" if found.next_at else ""
     return line
+
+
+def webhooks_table(webhooks: Sequence[Webhook]) -> str:
+    """Webhooks as a table."""
+    rows = [
+        (
+            one.customer,
+            "disabled" if one.disabled_at else "failing" if one.failing_since else "ok",
+            one.taken_seq,
+            one.waiting,
+            one.url,
+            one.last_error or "",
+        )
+        for one in webhooks
+    ]
+    head = ("customer", "state", "sent up to", "waiting", "url", "error")
+    return table(head, rows, plain="\n".join(map(describe_webhook, webhooks)))
 
 
 def describe_photo(found: PhotoReport) -> str:
@@ -273,6 +351,24 @@ def host_line(host: Host) -> str:
     )
 
 
+def hosts_table(hosts: Sequence[Host]) -> str:
+    """Hosts as a table."""
+    rows = [
+        (
+            one.host,
+            one.customer,
+            one.starts_in,
+            "" if one.mean_s is None else f"{one.mean_s:.2f} s",
+            one.requests,
+            count_bad(one.photos_by_outcome),
+            f"{one.last_seen_at:%Y-%m-%d %H:%M:%S}",
+        )
+        for one in hosts
+    ]
+    head = ("host", "customer", "class", "mean", "requests", "bad", "last (UTC)")
+    return table(head, rows, plain="\n".join(map(host_line, hosts)))
+
+
 def describe_study(study: Study) -> str:
     """Distribution of download times, errors per class and week, and plans of classes."""
     if not study.weeks:
@@ -286,15 +382,15 @@ def describe_study(study: Study) -> str:
         for one in study.weeks
     ]
     head = f"{pluralize(study.downloads, 'download')}: {quantiles or 'none ended'}"
-    lines = [
+    lines: list[str] = [
         f"{head}; {study.unfinished} failed with a timeout in the last class",
         table(("week from", "class", "attempts", "errors", "outcomes"), rows),
         _plan_line("now", study.current),
         *(_plan_line(f"best {len(plan.classes)}", plan) for plan in study.options),
     ]
     if study.proposed is None:
-        return "\n".join([*lines, f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads"])
-    return "\n".join([*lines, f'proposed: classes = "{", ".join(study.proposed.classes)}"'])
+        return Lines(*lines, f"no proposal: it needs at least {DOWNLOADS_MIN:,} downloads")
+    return Lines(*lines, f'proposed: classes = "{", ".join(study.proposed.classes)}"')
 
 
 def _plan_line(name: str, plan: ClassPlan) -> str:

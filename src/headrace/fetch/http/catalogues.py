@@ -23,7 +23,7 @@ from litestar.openapi.spec import (
 )
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.fetch.errors import InvalidSource
+from headrace.fetch.errors import InvalidSource, InvalidTime
 from headrace.fetch.http.requests import READ, WRITE, in_words_of, texts_for
 from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import (
@@ -40,6 +40,7 @@ from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
 from headrace.fetch.service.items import wrong_count
 from headrace.fetch.study import WEEKS_MAX, Study, csv_of_study
+from headrace.kernel.config import moment_of
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 
 _WRITE_BYTES: Final = 2**20
@@ -308,23 +309,32 @@ async def list_fetch_results(
 
 
 class NewestResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of results, newest first; continue with `before` = `next_before`, null at the end."""
+    """A page of results, newest first; continue with `cursor` = `next_cursor`, null at the end."""
 
     results: list[Result]
-    next_before: int | None
+    next_cursor: str | None
 
 
 @get("/v1/fetch/results/newest", opt=READ)
 async def list_newest_fetch_results(
+    *,
     fetch: NamedDependency[Fetch],
-    before: Annotated[int | None, QueryParameter(ge=1)] = None,
+    cursor: Annotated[int | None, QueryParameter(ge=1)] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
     customer: FromQuery[str | None] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> NewestResultsAnswer:
     """The newest results, for people; pollers need the order of commits of `/v1/fetch/results`."""
-    found = await fetch.items.newest_results(before=before, results_max=limit, customer=customer)
-    following = found[-1].seq if len(found) == limit else None
-    return NewestResultsAnswer(results=found, next_before=following)
+    found = await fetch.items.newest_results(
+        cursor=cursor,
+        results_max=limit,
+        customer=customer,
+        from_at=moment_of("from", from_at, InvalidTime),
+        to_at=moment_of("to", to_at, InvalidTime),
+    )
+    following = str(found[-1].seq) if len(found) == limit else None
+    return NewestResultsAnswer(results=found, next_cursor=following)
 
 
 class HostsAnswer(msgspec.Struct, frozen=True, kw_only=True):

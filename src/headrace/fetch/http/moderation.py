@@ -23,10 +23,10 @@ class HeldAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DuplicatesAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of pairs, newest first; continue with `before` = `next_before`, null at the end."""
+    """A page of pairs, newest first; continue with `cursor` = `next_cursor`, null at the end."""
 
     duplicates: list[NearDuplicate]
-    next_before: int | None
+    next_cursor: str | None
 
 
 @get("/v1/fetch/held", opt=READ)
@@ -60,7 +60,7 @@ async def list_fetch_duplicates(
     *,
     across: FromQuery[bool | None] = None,
     reviewed: FromQuery[bool] = False,
-    before: Annotated[int | None, QueryParameter(ge=1)] = None,
+    cursor: Annotated[int | None, QueryParameter(ge=1)] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> DuplicatesAnswer:
     """Pairs of photos that look alike: `distance` of their hashes' 64 bits differ, at most 7.
@@ -69,10 +69,10 @@ async def list_fetch_duplicates(
     moderator has marked, instead of the others.
     """
     found = await fetch.duplicates.list(
-        customer, across=across, reviewed=reviewed, before=before, rows_max=limit
+        customer, across=across, reviewed=reviewed, cursor=cursor, rows_max=limit
     )
-    following = found[-1].id if len(found) == limit else None
-    return DuplicatesAnswer(duplicates=found, next_before=following)
+    following = str(found[-1].id) if len(found) == limit else None
+    return DuplicatesAnswer(duplicates=found, next_cursor=following)
 
 
 @post("/v1/fetch/duplicates/{pair:int}/review", opt=WRITE, status_code=200)

@@ -59,6 +59,7 @@ from headrace.fetch.sampling import Sampling
 from headrace.fetch.service.catalogues import Mappings, Reports, Runs, Schemas
 from headrace.fetch.service.customers import Customers, Webhooks
 from headrace.fetch.service.items import Hosts, Items, ItemUpload, Links
+from headrace.fetch.service.lookup import Lookup
 from headrace.fetch.service.sellers import LinkSigning, Sellers
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.sources import Sources, shown_name
@@ -216,6 +217,7 @@ class Fetch:
         self.schemas = Schemas(postgres)
         self.mappings = Mappings(postgres)
         self.items = Items(postgres)
+        self.lookup = Lookup(postgres)
         self.hosts = Hosts(postgres, self._classes, half_life_s=config.speed_half_life_s)
         self.links = Links(
             postgres, self._downloader, jobs, self.hosts, texts=Texts.load(config=config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ from headrace.fetch.catalogues import Catalogues
 from headrace.fetch.errors import MappingUnknown, RunUnknown, SchemaUnknown
 from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping, NamedMapping, require_mapping
-from headrace.fetch.model import BIGINT_MAX, Change, PhotoProblem, RowProblem, Run
+from headrace.fetch.model import BIGINT_MAX, Change, PhotoProblem, RowProblem, Run, RunState
 from headrace.fetch.reports import (
     csv_head,
     csv_of,
@@ -55,12 +55,28 @@ class Runs:
             raise RunUnknown(run_id)
         return found[0]
 
-    async def newest(self, customer: str | None = None, *, runs_max: int = 50) -> list[Run]:
-        """The newest runs, of one customer or of all. Raises: CustomerUnknown."""
+    async def newest(
+        self,
+        customer: str | None = None,
+        *,
+        states: Iterable[RunState] | None = None,
+        before: int | None = None,
+        runs_max: int = 50,
+    ) -> list[Run]:
+        """The newest runs, of one customer or of all, in some states or in any.
+
+        With `before` only smaller ids. Raises: CustomerUnknown.
+        """
         if customer is not None:
             await store.runs.get_customer(self._postgres, customer)
         rows_max = min(max(1, runs_max), PAGE_ROWS_MAX)
-        return await store.runs.find_runs(self._postgres, customer=customer, rows_max=rows_max)
+        return await store.runs.find_runs(
+            self._postgres,
+            customer=customer,
+            states=None if states is None else [state.value for state in states],
+            before=None if before is None else min(max(0, before), BIGINT_MAX),
+            rows_max=rows_max,
+        )
 
     async def confirm(self, run_id: int) -> Run:
         """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""

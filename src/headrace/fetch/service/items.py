@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -113,20 +114,34 @@ class Items:
         return [store.results.result_of(row) for row in rows]
 
     async def newest_results(
-        self, *, before: int | None = None, results_max: int = 100, customer: str | None = None
+        self,
+        *,
+        cursor: int | None = None,
+        results_max: int = 100,
+        customer: str | None = None,
+        from_at: datetime | None = None,
+        to_at: datetime | None = None,
     ) -> list[Result]:
-        """The newest results before number `before`, newest first; for people, not for pollers.
+        """The results with numbers below `cursor`, newest first; for people, not for pollers.
 
-        Raises: CustomerUnknown.
+        `from_at` and `to_at` bound their time, in UTC without an offset. Raises: CustomerUnknown.
         """
         if customer is not None:
             await store.runs.get_customer(self._postgres, customer)
-        rows = await self._postgres.reads.all(
-            SQL.results_before,
-            before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
-            rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
-            customer=customer,
-        )
+        given = {
+            "before": BIGINT_MAX if cursor is None else min(max(0, cursor), BIGINT_MAX),
+            "rows_max": min(max(1, results_max), PAGE_ROWS_MAX),
+            "customer": customer,
+        }
+        if from_at is None and to_at is None:
+            rows = await self._postgres.reads.all(SQL.results_before, **given)
+        else:
+            rows = await self._postgres.reads.all(
+                SQL.results_between,
+                from_at=from_at or datetime.min.replace(tzinfo=UTC),
+                to_at=to_at or datetime.max.replace(tzinfo=UTC),
+                **given,
+            )
         return [store.results.result_of(row) for row in rows]
 
 

@@ -144,6 +144,13 @@ SELECT seq, customer, item, version, action, fields, photos, at FROM headrace.fe
 WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq DESC LIMIT :rows_max;
 
+-- name: results_between
+-- The same for results of a time. `seq + 0` makes the index of times find them.
+SELECT seq, customer, item, version, action, fields, photos, at FROM headrace.fetch_result
+WHERE at >= :from_at AND at < :to_at AND seq < :before
+    AND (:customer::text IS NULL OR customer = :customer)
+ORDER BY seq + 0 DESC LIMIT :rows_max;
+
 -- name: item
 -- Current state of an item, with the fields that the supplemental feed sets.
 SELECT i.customer, i.item, i.version, i.is_gone, i.run_id, i.fields,

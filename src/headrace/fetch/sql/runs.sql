@@ -533,7 +533,7 @@ ORDER BY c.item LIMIT 1000;
 ANALYZE headrace.fetch_item;
 
 -- name: runs
--- Runs, newest first: one by id, those of a customer, or all.
+-- Runs, newest first: one by id, those of a customer, in some states, below an id, or all.
 SELECT r.*, counts.by_outcome, coalesce(counts.decided, 0) AS photos_decided,
     pace.photos AS paced, pace.seconds AS paced_s, c.starts_max / c.window_s AS rate_per_s
 FROM headrace.fetch_run r
@@ -551,4 +551,6 @@ LEFT JOIN LATERAL (
 ) pace ON r.state = 'applied'
 WHERE (:run_id::bigint IS NULL OR r.id = :run_id)
     AND (:customer::text IS NULL OR r.customer = :customer)
+    AND (:states::text[] IS NULL OR r.state = ANY(:states::text[]))
+    AND (:before::bigint IS NULL OR r.id < :before)
 ORDER BY r.id DESC LIMIT :rows_max;

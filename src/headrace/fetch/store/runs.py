@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -157,10 +158,23 @@ async def note_reading(
 
 
 async def find_runs(
-    runner: Runner, *, run_id: int | None = None, customer: str | None = None, rows_max: int = 50
+    runner: Runner,
+    *,
+    run_id: int | None = None,
+    customer: str | None = None,
+    states: Sequence[str] | None = None,
+    before: int | None = None,
+    rows_max: int = 50,
 ) -> list[Run]:
     """Runs, newest first."""
-    rows = await runner.all(SQL.runs, run_id=run_id, customer=customer, rows_max=rows_max)
+    rows = await runner.all(
+        SQL.runs,
+        run_id=run_id,
+        customer=customer,
+        states=states,
+        before=before,
+        rows_max=rows_max,
+    )
     return [_run(row) for row in rows]
 
 

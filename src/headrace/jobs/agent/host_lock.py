@@ -72,7 +72,7 @@ class HostLock:
                 is_ending = record.parent != (0, 0) and not is_running(*record.parent)
                 if not is_ending or time.monotonic() - began_s > ENDING_S_MAX:
                     os.close(descriptor)
-                    raise AgentRuns(name, record.agent[0])
+                    raise AgentRuns(name, f"as process {record.agent[0]}")
                 agent_ended_s = time.monotonic()
             waited_s = time.monotonic() - agent_ended_s
             if waited_s > KILL_AFTER_S and not has_killed:

@@ -4,6 +4,10 @@ The agent, whose slots are forked, and `headrace work`, whose slots run in its o
 it; only their worker pools differ. A host that could not renew in time is fenced: it drops its
 leases, ends its slots and registers a new row, because other hosts receive its jobs. A PostgreSQL
 outage does not stop a host: every loop waits and retries.
+
+Agents of one name in two data folders have no common lock file, and would follow the same part of
+the plan twice. So an agent that finds a live row of its name waits: the row of a dead agent
+expires, and a renewed one proves that its agent runs.
 """
 
 from __future__ import annotations
@@ -12,18 +16,21 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
 
-from headrace.engines.postgres import Postgres, translated_errors
+from headrace.engines.postgres import Postgres, Tx, translated_errors
 from headrace.jobs import store
 from headrace.jobs.agent import capacity
 from headrace.jobs.agent.cancellations import Cancellations
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.errors import AgentRuns, HostNameHeld
 from headrace.jobs.leases import RECONNECT, HostLost, LeaseManager
 from headrace.jobs.model import JobsConfig
+from headrace.jobs.sql import SQL
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.resilience import require_not_cancelled, wait_event
@@ -88,6 +95,9 @@ class HostLoop:
         self._on_ready = on_ready
         self._dispatcher: Dispatcher | None = None
         self._leases: LeaseManager | None = None
+        self._own_ids: list[int] = []
+        self._other: tuple[int, datetime] | None = None
+        """Row and expiry of another agent of this name, when it was first seen."""
         self._jobs_run_before = 0
         self._hosts_lost = 0
         self._reported_s = 0.0
@@ -109,7 +119,7 @@ class HostLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then let handlers end within `grace_s`, return the rest and leave.
 
-        Raises: LimiterFixed if a task contradicts the stored limiter.
+        Raises: LimiterFixed if a task contradicts the stored limiter; AgentRuns.
         """
         failures = 0
         while not stop.is_set():
@@ -140,21 +150,42 @@ class HostLoop:
     async def _register(self) -> tuple[LeaseManager, Dispatcher]:
         declared = await self._pool.declare()
         queues = [QueueState(facts, queue_id) for facts, queue_id in declared]
-        host_id = await store.leases.add_host(
-            self._postgres,
-            self._name,
-            [queue.queue_id for queue in queues],
-            self._config.lease_s,
-            kind=self._pool.kind,
-            tags=self._pool.tags,
-            cores=capacity.cores(),
-        )
+        async with self._postgres.transaction() as tx:
+            if self._pool.kind == "agent":
+                await self._require_free_name(tx)
+            host_id = await store.leases.add_host(
+                tx,
+                self._name,
+                [queue.queue_id for queue in queues],
+                self._config.lease_s,
+                kind=self._pool.kind,
+                tags=self._pool.tags,
+                cores=capacity.cores(),
+            )
+        self._own_ids.append(host_id)
+        self._other = None
         self._jobs_run_before = self.statistics()["jobs_run"]
         self._leases = LeaseManager(self._postgres, self._config, host_id)
         self._dispatcher = Dispatcher(self._leases, queues, self._poll_s)
         names = [queue.facts.queue for queue in queues]
         _log.info("host_registered", name=self._name, host_id=host_id, queues=names)
         return self._leases, self._dispatcher
+
+    async def _require_free_name(self, tx: Tx) -> None:
+        """Raises: HostNameHeld while another agent's row is live; AgentRuns once it is renewed."""
+        await tx.run(SQL.lock_host_name, name=self._name)
+        other = await tx.one(SQL.other_agent, name=self._name, own=self._own_ids)
+        if other is None:
+            return
+        found = (other["id"], other["expires_at"])
+        if self._other not in (None, found):
+            began = other["started_at"].astimezone(UTC)
+            raise AgentRuns(
+                self._name,
+                f"in another data folder or on another machine since {began:%Y-%m-%d %H:%M:%S} UTC",
+            )
+        self._other = found
+        raise HostNameHeld(self._name, other["left_s"])
 
     async def _serve(
         self, leases: LeaseManager, dispatcher: Dispatcher, stop: asyncio.Event

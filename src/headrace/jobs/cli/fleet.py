@@ -15,7 +15,16 @@ from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import Decision, FleetHost, FleetState, QueueSpan
 from headrace.jobs.service import Jobs
 from headrace.kernel.config import parse_moment
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, parse_json, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Parsed,
+    Terminal,
+    cursor_after,
+    listing,
+    parse_json,
+    table,
+)
 
 
 @click.group("fleet", cls=CommandGroup)
@@ -54,7 +63,8 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
     found = terminal.run(
         Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
     )
-    terminal.show(found, _decisions(found))
+    cursor = cursor_after(found, rows_max, "id")
+    terminal.show(listing(found, next_cursor=cursor), _decisions(found))
 
 
 @fleet.command("alerts", short_help="List alerts.")
@@ -62,7 +72,7 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
 def alerts(terminal: Terminal, *, is_open: bool) -> None:
     """List the newest 100 alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.alerts(is_open=is_open))
-    terminal.show(found, _alerts(found))
+    terminal.show(listing(found), _alerts(found))
 
 
 MOMENT: Final = Parsed(parse_moment, InvalidFilter, name="moment")
@@ -78,7 +88,7 @@ def minutes(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """Show counts and backlog of QUEUE per minute: the last hour, or a span of up to two days."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.minutes(queue, **span))
     rows = [(f"{one.minute:%m-%d %H:%M}", *_span_row(one)) for one in found]
-    terminal.show(found, table(("minute", *SPAN_HEAD), rows))
+    terminal.show(listing(found), table(("minute", *SPAN_HEAD), rows))
 
 
 @fleet.command("hours", short_help="Show counts of a queue by hour.")
@@ -89,7 +99,7 @@ def hours(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """Show counts and highest backlog of QUEUE per hour: the last 7 days, or up to 92."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, **span))
     rows = [(f"{one.hour:%m-%d %H:%M}", *_span_row(one)) for one in found]
-    terminal.show(found, table(("hour", *SPAN_HEAD), rows))
+    terminal.show(listing(found), table(("hour", *SPAN_HEAD), rows))
 
 
 @fleet.command("load", short_help="Show the load of queues.")
@@ -133,7 +143,7 @@ def _describe(state: FleetState) -> str:
     led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
     when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
     head = ("host", "state", "slots", "busy", "room", "load", "pressure", "ended", "planned")
-    parts = [
+    parts: list[str] = [
         f"plan {plan.version}, {led}, last planned {when}",
         table(head, map(_host_row, state.hosts)),
     ]
@@ -143,7 +153,7 @@ def _describe(state: FleetState) -> str:
         parts.append(f"{state.alerts_open} alerts are open in all")
     if state.decisions:
         parts.append(_decisions(state.decisions[:10]))
-    return "\n\n".join(parts)
+    return Lines(*[line for part in parts for line in ("", part)][1:])
 
 
 def _host_row(host: FleetHost) -> tuple[object, ...]:
@@ -220,7 +230,7 @@ def crons() -> None:
 def list_crons(terminal: Terminal) -> None:
     """List every cron with its next scheduled time and its last job."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.all())
-    terminal.show(found, _table(found))
+    terminal.show(listing(found), _table(found))
 
 
 @crons.command("add", short_help="Add a cron.")

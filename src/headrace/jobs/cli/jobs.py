@@ -19,18 +19,22 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
-from headrace.kernel.config import parse_duration_s
+from headrace.kernel.config import parse_duration_s, parse_instant, parse_moment
 from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import (
     CommandGroup,
+    Lines,
     Parsed,
     Terminal,
+    listing,
+    paged,
     parse_json,
     pluralize,
     table,
 )
 
-MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z"])
+TIME: Final = Parsed(parse_moment, InvalidFilter, name="moment")
+MOMENT: Final = Parsed(parse_instant, InvalidJob, name="moment")
 PAYLOAD: Final = Parsed(parse_json, InvalidJob)
 
 
@@ -99,6 +103,8 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("--state", default=None, type=click.Choice(LISTED))
 @click.option("--lane", default=None, help="Only this lane.")
 @click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
+@click.option("--from", "from_at", default=None, type=TIME, help="Ended, or due, from then on.")
+@click.option("--to", "to_at", default=None, type=TIME, help="Ended, or due, before then.")
 @click.option("--cursor", default=None, type=int, help="The next page: ids below this one.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
@@ -108,10 +114,8 @@ def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
         (job.id, job.state.value, job.queue, job.lane or "", job.attempt, first_line(job.error))
         for job in page.jobs
     ]
-    text = table(("id", "state", "queue", "lane", "attempts", "error"), rows)
-    if page.next_cursor is not None:
-        text += f"\nmore: --cursor {page.next_cursor}"
-    terminal.show(page, text)
+    grid = table(("id", "state", "queue", "lane", "attempts", "error"), rows)
+    terminal.show(listing(page.jobs, next_cursor=page.next_cursor), paged(grid, page.next_cursor))
 
 
 @jobs.command("cancel", short_help="Cancel a waiting job.")
@@ -166,6 +170,8 @@ def remove(terminal: Terminal, job_id: int) -> None:
 @duration(
     "--older", "Minimum age since the end or the due time, such as 2h.", refusal=InvalidFilter
 )
+@click.option("--from", "from_at", default=None, type=TIME, help="Ended, or due, from then on.")
+@click.option("--to", "to_at", default=None, type=TIME, help="Ended, or due, before then.")
 @click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 def bulk(
@@ -177,7 +183,7 @@ def bulk(
     async def run(jobs: Jobs) -> BulkDone:
         done = await jobs.bulk(action, wanted, dry_run=dry_run)
         while done.more:
-            terminal.progress(f"{done.changed} of {pluralize(done.matched, 'job')}")
+            terminal.progress(f"{action}: {done.changed} of {pluralize(done.matched, 'job')}")
             step = await jobs.bulk(action, wanted, dry_run=dry_run, cursor=done.next_cursor)
             done = msgspec.structs.replace(
                 step,
@@ -297,7 +303,7 @@ def describe_taken(taken: Taken) -> str:
         for job in taken.jobs
     ]
     until = f"lease {taken.lease_id} until {taken.expires_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
+    return Lines(until, table(("id", "run", "lane", "payload"), rows))
 
 
 def first_line(text: str | None) -> str:

@@ -14,7 +14,16 @@ from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S, Lanes
 from headrace.kernel import config
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Parsed,
+    Terminal,
+    age_cell,
+    cursor_after,
+    listing,
+    table,
+)
 
 NO_RATE: Final = (None, None)
 RATE: Final = click.option(
@@ -36,7 +45,7 @@ def queues() -> None:
 def list_queues(terminal: Terminal) -> None:
     """List every queue with its backlog."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
-    terminal.show(found, table(QUEUE_HEAD, map(_queue_row, found)))
+    terminal.show(listing(found), table(QUEUE_HEAD, map(_queue_row, found)))
 
 
 @queues.command("show", short_help="Show a queue.")
@@ -130,7 +139,8 @@ def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None
     """List lanes of LIMITER by name."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
     head = ("lane", "rate", "concurrency", "weight", "waiting", "in flight", "")
-    terminal.show(found, table(head, map(_lane_row, found)))
+    cursor = cursor_after(found, limit, "lane")
+    terminal.show(listing(found, next_cursor=cursor), table(head, map(_lane_row, found)))
 
 
 @lanes.command("show", short_help="Show a lane.")
@@ -219,7 +229,8 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait_s: f
 @lanes.command("limiters", short_help="List limiters.")
 def list_limiters(terminal: Terminal) -> None:
     """List every limiter with its limits and queues."""
-    _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
+    found = terminal.run(Jobs, lambda jobs: jobs.lanes.limiters())
+    terminal.show(listing(found), _limiters(found))
 
 
 @lanes.command("limiter", short_help="Show or set a limiter's limits.")
@@ -255,7 +266,8 @@ def limiter_limits(
             )
         return await jobs.lanes.get_limiter(limiter)
 
-    _show_limiters(terminal, [terminal.run(Jobs, change)])
+    found = terminal.run(Jobs, change)
+    terminal.show(found, _limiters([found]))
 
 
 @lanes.command("rm-limiter", short_help="Remove an unused limiter.")
@@ -273,7 +285,7 @@ def _lane_row(lane: Lane) -> tuple[Any, ...]:
     return (lane.lane, *limits, lane.weight, lane.waiting, lane.inflight, ", ".join(notes))
 
 
-def _show_limiters(terminal: Terminal, found: Sequence[Limiter]) -> None:
+def _limiters(found: Sequence[Limiter]) -> str:
     rows = [
         (
             one.limiter,
@@ -285,8 +297,7 @@ def _show_limiters(terminal: Terminal, found: Sequence[Limiter]) -> None:
         )
         for one in found
     ]
-    head = ("limiter", "rate", "concurrency", "slack", "set", "queues")
-    terminal.show(found, table(head, rows))
+    return table(("limiter", "rate", "concurrency", "slack", "set", "queues"), rows)
 
 
 def _rate(starts_max: int | None, window_s: float | None) -> str:
@@ -315,7 +326,7 @@ def describe_lane(lane: Lane) -> str:
 
 def _queue_row(status: QueueStatus) -> tuple[Any, ...]:
     """A queue as a row of the table."""
-    age = "" if status.oldest_ready_age_s is None else f"{status.oldest_ready_age_s:.0f} s"
+    age = "" if status.oldest_ready_age_s is None else age_cell(status.oldest_ready_age_s)
     notes = ["paused"] if status.paused else []
     notes += [] if status.is_known else ["people decide" if status.decisions else "no code runs"]
     counts = (
@@ -347,7 +358,7 @@ def describe_queue(status: QueueStatus) -> str:
     held = {
         name: getattr(status, name) for name in ("importance", "slots_min", "slots_max", "retries")
     }
-    lines = [table(QUEUE_HEAD, [_queue_row(status)]), ""]
+    lines: list[str] = [table(QUEUE_HEAD, [_queue_row(status)]), ""]
     lines += [
         f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
         for name, value in held.items()
@@ -366,7 +377,7 @@ def describe_queue(status: QueueStatus) -> str:
         lines.append(f"decisions   {', '.join(shown)}")
     if status.aliases:
         lines.append(f"aliases     {' '.join(status.aliases)}")
-    return "\n".join(lines)
+    return Lines(*lines)
 
 
 def _capped(count: int, *, is_capped: bool) -> str:

@@ -11,7 +11,15 @@ from headrace.jobs.cli.jobs import PAYLOAD, duration, first_line
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import LISTED
 from headrace.jobs.steps import Step, WorkflowRun
-from headrace.kernel.terminal import CommandGroup, Terminal, pluralize, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Terminal,
+    listing,
+    paged,
+    pluralize,
+    table,
+)
 
 
 @click.group("workflows", cls=CommandGroup)
@@ -54,14 +62,13 @@ def list_workflows(terminal: Terminal, /, name: str | None, **choice: Any) -> No
             (one.queue.partition(".")[2], one.ready, one.scheduled, one.leased, one.failed)
             for one in names
         ]
-        terminal.show(names, table(("workflow", "ready", "waiting", "running", "failed"), rows))
+        head = ("workflow", "ready", "waiting", "running", "failed")
+        terminal.show(listing(names, next_cursor=None), table(head, rows))
         return
     page = terminal.run(Jobs, lambda jobs: jobs.workflows.find(name, **choice))
     found = [(job.id, job.state.value, first_line(job.error)) for job in page.jobs]
-    text = table(("id", "state", "error"), found)
-    if page.next_cursor is not None:
-        text += f"\nmore: --cursor {page.next_cursor}"
-    terminal.show(page, text)
+    text = paged(table(("id", "state", "error"), found), page.next_cursor)
+    terminal.show(listing(page.jobs, next_cursor=page.next_cursor), text)
 
 
 @workflows.command("cancel", short_help="Cancel a workflow and its jobs.")
@@ -98,11 +105,11 @@ def describe_workflow(found: WorkflowRun) -> str:
         ("error", found.error),
         ("result", None if found.result is None else _json(found.result)),
     ]
-    lines = [f"{name:<10}{value}" for name, value in rows if value is not None]
+    lines: list[str] = [f"{name:<10}{value}" for name, value in rows if value is not None]
     if found.steps:
         head = ("step", "name", "kind", "state", "failures", "")
         lines += ["", table(head, [_step_row(step) for step in found.steps])]
-    return "\n".join(lines)
+    return Lines(*lines)
 
 
 def _step_row(step: Step) -> tuple[Any, ...]:

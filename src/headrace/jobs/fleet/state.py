@@ -424,13 +424,30 @@ class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
     slot_s: float
 
 
+class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue in the step that begins at `at`; the queue '' is all others."""
+
+    at: datetime
+    queue: str
+    done: int
+    failed: int
+    cancelled: int
+    retried: int
+    lost: int
+    ready: int
+    """The highest count of waiting jobs."""
+
+
 class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed or quarantined jobs of a queue in the last FAILURES_SPAN_S."""
+    """Failed or quarantined jobs of a queue with one cause in the last FAILURES_SPAN_S."""
 
     queue: str
     state: str
     """`failed` or `quarantined`."""
+    cause: str
+    """The beginning of their errors, such as the class of an exception."""
     jobs: int
+    first_at: datetime
     last_at: datetime
     last_error: str
     """The beginning of the newest error."""

@@ -14,7 +14,14 @@ from msgspec import UNSET, UnsetType
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.errors import InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.state import Decision, FleetLoad, FleetState, QueueHour, QueueMinute
+from headrace.jobs.fleet.state import (
+    Decision,
+    FleetLoad,
+    FleetState,
+    QueueHour,
+    QueueMinute,
+    QueueStep,
+)
 from headrace.jobs.http.jobs import READ, WRITE, JobAdded
 from headrace.jobs.service import Jobs
 from headrace.kernel.config import moment_of
@@ -51,6 +58,20 @@ async def list_alerts(
 async def get_fleet_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
     """Show counts of each queue in the last five minutes, and of all per minute of an hour."""
     return await jobs.fleet.load()
+
+
+@get("/v1/fleet/history", opt=READ)
+async def get_fleet_history(
+    *,
+    jobs: NamedDependency[Jobs],
+    from_at: Annotated[str, QueryParameter(name="from")],
+    to_at: Annotated[str, QueryParameter(name="to")],
+    step_s: Annotated[int, QueryParameter(ge=60, le=86_400)] = 60,
+    queues: Annotated[int, QueryParameter(ge=1, le=50)] = 7,
+) -> list[QueueStep]:
+    """Show counts of the busiest queues in up to 800 steps; the queue '' is all others."""
+    span = {name: at for name, at in _span(from_at, to_at).items() if at is not None}
+    return await jobs.fleet.history(**span, step_s=step_s, queues_max=queues)
 
 
 @post("/v1/fleet/hosts/{host:str}/drain", status_code=204, opt=WRITE)

@@ -12,7 +12,7 @@ from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
+from headrace.jobs.errors import InvalidFilter, InvalidTake, JobUnknown, LeaseLost
 from headrace.jobs.model import (
     JOBS_PER_CALL_MAX,
     BulkCounts,
@@ -26,7 +26,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.service import Jobs
 from headrace.jobs.validation import is_row_id, too_many_jobs
-from headrace.kernel.config import parse_as, parse_duration_s
+from headrace.kernel.config import moment_of, parse_as, parse_duration_s
 from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
 from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
@@ -115,16 +115,29 @@ async def list_jobs(
     in_state: Annotated[str | None, QueryParameter(name="state")] = None,
     lane: FromQuery[str | None] = None,
     q: FromQuery[str | None] = None,
+    from_at: Annotated[str | None, QueryParameter(name="from")] = None,
+    to_at: Annotated[str | None, QueryParameter(name="to")] = None,
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> Response[JobsListed]:
     """List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs.
 
+    `from` and `to` bound the time of the end; of unfinished jobs, when they are due.
     Continue with `next_cursor` even after a short page: expensive searches are cut off.
     """
-    criteria = {"queue": queue, "state": in_state, "lane": lane, "q": q}
+    times = {"from": from_at, "to": to_at}
+    criteria = {"queue": queue, "state": in_state, "lane": lane, "q": q, **times}
     before = None if cursor is None else read_cursor(cursor_key, LISTING, criteria, cursor)
-    page = await jobs.find(**criteria, cursor=before, jobs_max=limit)
+    page = await jobs.find(
+        queue=queue,
+        state=in_state,
+        lane=lane,
+        q=q,
+        from_at=moment_of("from", from_at, InvalidFilter),
+        to_at=moment_of("to", to_at, InvalidFilter),
+        cursor=before,
+        jobs_max=limit,
+    )
     if page.next_cursor is None:
         return Response(JobsListed(jobs=page.jobs, next_cursor=None))
     following = sign_cursor(cursor_key, LISTING, criteria, page.next_cursor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from headrace.engines.postgres import Postgres, Row, Runner
@@ -162,6 +162,8 @@ class BulkActions:
             "lane": job_filter.lane,
             "q": job_filter.q,
             "older_than_s": job_filter.older_than_s,
+            "from_at": job_filter.from_at,
+            "to_at": job_filter.to_at,
             "ids": job_filter.ids,
         }
 
@@ -210,9 +212,7 @@ def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tu
             found.append(("q", f"only jobs with errors have them: {', '.join(STATES_BY_ENDING)}"))
     if job_filter.lane is not None and not is_name(job_filter.lane):
         found.append(("lane", mismatch("the name of a lane", job_filter.lane)))
-    older_than_s = job_filter.older_than_s
-    if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
-        found.append(("older_than_s", mismatch("seconds of at least 0", older_than_s)))
+    found += _time_faults(job_filter)
     if job_filter.ids is not None:
         if len(job_filter.ids) > JOBS_PER_CALL_MAX:
             text = f"at most {JOBS_PER_CALL_MAX} ids"
@@ -220,6 +220,15 @@ def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tu
         if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in job_filter.ids):
             found.append(("ids", "expected ids that enqueue returned"))
     return found
+
+
+def _time_faults(job_filter: JobFilter) -> Iterator[tuple[str, str]]:
+    older_than_s = job_filter.older_than_s
+    if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
+        yield "older_than_s", mismatch("seconds of at least 0", older_than_s)
+    for name, moment in (("from_at", job_filter.from_at), ("to_at", job_filter.to_at)):
+        if moment is not None and moment.tzinfo is None:
+            yield name, "expected a moment with a time zone"
 
 
 def _refuse(found: Sequence[tuple[str, str]]) -> None:

@@ -201,8 +201,8 @@ class Crons:
                 " give: use another queue, or declare its task with lane='optional'"
             )
         # It may be a queue of this app that is not declared yet.
-        if not known and cron.queue not in await self._queues.declare():
-            raise QueueUnknown(cron.queue)
+        if not known and cron.queue not in (names := await self._queues.declare()):
+            raise QueueUnknown(cron.queue, names)
         return next_moment(cron.spec, cron.tz, await self._postgres.value(SQL.database_now))
 
 

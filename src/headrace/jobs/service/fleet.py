@@ -6,13 +6,14 @@ A sweep is maintenance in bounded steps. Any number of processes may sweep at on
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, PostgresBusy
+from headrace.engines.postgres import Postgres, PostgresBusy, from_row
 from headrace.jobs import store
-from headrace.jobs.errors import HostUnknown
+from headrace.jobs.errors import HostUnknown, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import (
     DECISIONS_SHOWN,
@@ -24,6 +25,7 @@ from headrace.jobs.fleet.state import (
     FleetLoad,
     FleetState,
     QueueFailures,
+    QueueStep,
 )
 from headrace.jobs.model import JOB_ID_LAST, JobsConfig, Sweep
 from headrace.jobs.service.lanes import Lanes
@@ -32,6 +34,10 @@ from headrace.jobs.validation import is_storable, require_page
 from headrace.kernel.logs import SparseLogger, logger
 
 ALERTS_SHOWN: Final = 100
+HOUR_S: Final = 3_600
+STEP_S_MIN: Final = 60
+STEPS_MAX: Final = 800
+QUEUES_SHOWN_MAX: Final = 50
 
 
 class Fleet:
@@ -84,8 +90,31 @@ class Fleet:
             self._postgres, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
         )
 
+    async def history(
+        self, *, from_at: datetime, to_at: datetime, step_s: int = 60, queues_max: int = 7
+    ) -> list[QueueStep]:
+        """Counts of the busiest queues in steps, and of all others together, oldest first.
+
+        Steps of an hour and more are read from hours, which are kept longer. Raises: InvalidFilter.
+        """
+        length_s = (to_at - from_at).total_seconds()
+        if step_s < STEP_S_MIN or not 0 < length_s <= STEPS_MAX * step_s:
+            raise InvalidFilter(
+                f"history from {from_at.isoformat()} to {to_at.isoformat()}: request 1 to"
+                f" {STEPS_MAX} steps of {STEP_S_MIN} s or more"
+            )
+        rows = await self._postgres.all(
+            SQL.queue_steps,
+            is_hourly=step_s >= HOUR_S,
+            from_at=from_at,
+            to_at=to_at,
+            step_s=float(step_s),
+            queues_max=max(1, min(queues_max, QUEUES_SHOWN_MAX)),
+        )
+        return [from_row(QueueStep, row) for row in rows]
+
     async def failures(self) -> list[QueueFailures]:
-        """Failed and quarantined jobs of the last hour by queue, from the newest 1,000."""
+        """Failed and quarantined jobs of the last hour by queue and cause, of the newest 1,000."""
         return await store.fleet.recent_failures(
             self._postgres, span_s=FAILURES_SPAN_S, jobs_max=FAILURES_COUNTED_MAX
         )

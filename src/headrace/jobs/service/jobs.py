@@ -302,16 +302,21 @@ class Jobs:
         state: str | None = None,
         lane: str | None = None,
         q: str | None = None,
+        from_at: datetime | None = None,
+        to_at: datetime | None = None,
         cursor: int | None = None,
         jobs_max: int = 100,
     ) -> JobPage:
         """A page of up to `jobs_max` jobs, at most 1,000, newest first.
 
         The next page has `cursor` = `next_cursor`: ids below it. `q` searches the errors of ended
-        jobs. A page may be short where the search was cut off.
+        jobs. `from_at` and `to_at` bound the time of the end, or of being due for unfinished jobs.
+        A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
         """
-        job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
+        job_filter = JobFilter(
+            queue=queue, state=state, lane=lane, q=q, from_at=from_at, to_at=to_at
+        )
         return await self._bulk.find(job_filter, cursor=cursor, jobs_max=jobs_max)
 
     async def cancel(

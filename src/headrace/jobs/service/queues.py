@@ -105,7 +105,7 @@ class Queues:
             known = await self._declared_once(names)
             for name in names:
                 if name not in known:
-                    raise QueueUnknown(str(name))
+                    raise QueueUnknown(str(name), known)
         rows = self._rows
         if any(rows[name].needs_lane for name in set(names)):
             refuse(
@@ -134,7 +134,8 @@ class Queues:
             await self.declare()
             found = await self._find(name)
         if found is None:
-            raise QueueUnknown(name)
+            known = await store.queues.find_queues(self._postgres)
+            raise QueueUnknown(name, [row.name for row in known])
         return found
 
     async def set(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
@@ -204,6 +205,13 @@ class Queues:
         await self.settings(name)
         [found] = await store.queues.queue_statuses(self._postgres, name, count_max=COUNT_MAX)
         return found
+
+    async def find_names(self, part: str, *, rows_max: int = 10) -> list[tuple[str, str]]:
+        """Queues, crons and limiters whose name contains `part`, each with its kind."""
+        if not is_storable(part):
+            return []
+        rows = await self._postgres.all(SQL.names_like, part=part, rows_max=rows_max)
+        return [(row["kind"], row["name"]) for row in rows]
 
     async def minutes(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None

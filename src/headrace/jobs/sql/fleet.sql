@@ -184,17 +184,50 @@ FROM headrace.queue_minute m
 WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
 GROUP BY m.minute ORDER BY m.minute;
 
+-- name: queue_steps
+-- Counts of the :queues_max busiest queues in steps of :step_s, oldest first, with all others
+-- together as queue ''. Waiting jobs are the highest count of the step.
+WITH rows AS MATERIALIZED (
+    SELECT m.queue, m.minute AS at, m.done, m.failed, m.cancelled, m.retried, m.lost, m.ready
+    FROM headrace.queue_minute m
+    WHERE NOT :is_hourly::boolean AND m.minute >= :from_at AND m.minute < :to_at
+    UNION ALL
+    SELECT h.queue, h.hour, h.done, h.failed, h.cancelled, h.retried, h.lost, h.ready
+    FROM headrace.queue_hour h
+    WHERE :is_hourly::boolean AND h.hour >= :from_at AND h.hour < :to_at
+), busiest AS MATERIALIZED (
+    SELECT r.queue FROM rows r GROUP BY r.queue
+    HAVING sum(r.done + r.failed + r.cancelled + r.retried + r.lost + coalesce(r.ready, 0)) > 0
+    ORDER BY sum(r.done + r.failed + r.cancelled + r.retried + r.lost) DESC,
+        max(r.ready) DESC NULLS LAST, r.queue LIMIT :queues_max
+), steps AS (
+    SELECT date_bin(:step_s::float8 * interval '1 second', r.at, timestamptz 'epoch') AS at,
+           r.queue, max(b.queue) AS shown, sum(r.done)::bigint AS done,
+           sum(r.failed)::bigint AS failed, sum(r.cancelled)::bigint AS cancelled,
+           sum(r.retried)::bigint AS retried, sum(r.lost)::bigint AS lost, max(r.ready) AS ready
+    FROM rows r LEFT JOIN busiest b ON b.queue = r.queue GROUP BY 1, 2
+)
+SELECT s.at, coalesce(q.name, '') AS queue, sum(s.done)::bigint AS done,
+    sum(s.failed)::bigint AS failed, sum(s.cancelled)::bigint AS cancelled,
+    sum(s.retried)::bigint AS retried, sum(s.lost)::bigint AS lost,
+    coalesce(sum(s.ready), 0)::bigint AS ready
+FROM steps s LEFT JOIN headrace.queue q ON q.id = s.shown
+GROUP BY 1, 2 ORDER BY 1, 2;
+
 -- name: recent_failures
--- Failed and quarantined jobs of the last :span_s seconds by queue and state, from the newest
--- :jobs_max.
-SELECT q.name AS queue, f.state, count(*)::bigint AS jobs, max(f.ended_at) AS last_at,
+-- Failed and quarantined jobs of the last :span_s seconds by queue, state and cause, from the
+-- newest :jobs_max. The cause is the beginning of the error up to a colon, number or line break.
+SELECT q.name AS queue, f.state, f.cause, count(*)::bigint AS jobs,
+    min(f.ended_at) AS first_at, max(f.ended_at) AS last_at,
     (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
 FROM (
-    SELECT queue, state, ended_at, left(error, 200) AS error FROM headrace.job_failed
+    SELECT queue, state, ended_at, left(error, 200) AS error,
+        rtrim(substring(left(error, 60) FROM '^[^:0-9\r\n]*')) AS cause
+    FROM headrace.job_failed
     WHERE ended_at > now() - :span_s::double precision * interval '1 s' AND state <> 'cancelled'
     ORDER BY ended_at DESC LIMIT :jobs_max
 ) f JOIN headrace.queue q ON q.id = f.queue
-GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
+GROUP BY q.name, f.state, f.cause ORDER BY jobs DESC, q.name, f.cause;
 
 -- name: fold_counts
 -- Fold up to :rows_max rows of counts into minutes and totals. Return how many.

@@ -147,7 +147,7 @@ SELECT s.*, q.name AS queue_name, coalesce(h.name, CASE WHEN l.id IS NOT NULL
            AS host
 FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s,
     :ids::bigint[],
-                           :before, :jobs_max, :window) s
+                           :before, :jobs_max, :window, :from_at, :to_at) s
 LEFT JOIN headrace.queue q ON q.id = s.queue
 LEFT JOIN headrace.job_lease l ON l.id = s.lease_id
 LEFT JOIN headrace.host h ON h.id = l.host;
@@ -157,7 +157,7 @@ LEFT JOIN headrace.host h ON h.id = l.host;
 SELECT s.id, s.state
 FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s,
     :ids::bigint[],
-                           :before, :jobs_max, :window) s;
+                           :before, :jobs_max, :window, :from_at, :to_at) s;
 
 -- name: maintain_done_partitions
 -- Create partitions of done jobs ahead of need and drop expired ones. Return how many of both.

@@ -5,6 +5,19 @@ VALUES (:name, :queues::integer[], :kind, :tags::text[], :cores,
         now() + :lease_s::double precision * interval '1 s')
 RETURNING id;
 
+-- name: lock_host_name
+-- Serialize the registrations of agents with this name until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('headrace.host:' || :name::text, 0));
+
+-- name: other_agent
+-- A live agent of this name, which is none of the rows :own.
+SELECT id, expires_at, started_at,
+       extract(epoch FROM expires_at - clock_timestamp())::double precision AS left_s
+FROM headrace.host
+WHERE name = :name AND kind = 'agent' AND expires_at > clock_timestamp()
+  AND id <> ALL(:own::bigint[])
+ORDER BY id DESC LIMIT 1;
+
 -- name: renew_host
 -- Renew every lease of a host at once. No row: it expired and its jobs are lost to it.
 UPDATE headrace.host SET expires_at = now() + :lease_s::double precision * interval '1 s'

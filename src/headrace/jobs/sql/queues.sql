@@ -64,6 +64,15 @@ WHERE NOT s.is_removed AND (s.name = :queue
     OR s.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue))
 ORDER BY s.name <> :queue LIMIT 1;
 
+-- name: names_like
+-- Queues, crons and limiters whose name contains a text; those that begin with it first.
+SELECT n.kind, n.name FROM (
+    SELECT 'queue' AS kind, name FROM headrace.queue WHERE NOT is_removed
+    UNION ALL SELECT 'cron', name FROM headrace.cron
+    UNION ALL SELECT 'limiter', name FROM headrace.limiter
+) n WHERE strpos(lower(n.name), lower(:part)) > 0
+ORDER BY strpos(lower(n.name), lower(:part)) > 1, n.kind = 'limiter', n.name LIMIT :rows_max;
+
 -- name: override_queue
 -- Override the settings of a queue. NULL: as declared by code.
 INSERT INTO headrace.queue_override (queue, importance, slots_min, slots_max, retries, decisions)

@@ -49,7 +49,7 @@ async def require_queue(runner: Runner, name: str) -> QueueRow:
     """The stored queue of that name or alias. Raises: QueueUnknown."""
     found = await find_queues(runner, [name]) if is_storable(name) else []
     if not found:
-        raise QueueUnknown(name)
+        raise QueueUnknown(name, [row.name for row in await find_queues(runner)])
     return found[0]
 
 

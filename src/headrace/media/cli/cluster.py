@@ -10,7 +10,16 @@ from typing import Any, Final
 import click
 
 from headrace.kernel.errors import require_extra
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, pluralize, table, writing
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Lines,
+    Parsed,
+    Terminal,
+    listing,
+    pluralize,
+    table,
+    writing,
+)
 from headrace.media.cli.objects import DURATION, SIZE, media
 from headrace.media.model import parse_weight
 from headrace.media.service import Media
@@ -55,10 +64,8 @@ def list_nodes(terminal: Terminal) -> None:
         "share",
         "ramp-up since",
     )
-    terminal.show(
-        found,
-        table(head, map(_node_row, found)) if found else "no nodes: set media.node to register one",
-    )
+    text = "no nodes: set media.node to register one"
+    terminal.show(listing(found), table(head, map(_node_row, found)) if found else text)
 
 
 @nodes.command("rm", short_help="Remove a node from the cluster.")
@@ -136,7 +143,7 @@ def show_owners(terminal: Terminal, key: str) -> None:
     found = terminal.run(Media, lambda media: media.partitions.show(key))
     rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
     text = f"{found.key}: partition {found.partition}"
-    terminal.show(found, f"{text}\n{table(('node', 'address', 'data center', 'state'), rows)}")
+    terminal.show(found, Lines(text, table(("node", "address", "data center", "state"), rows)))
 
 
 @partitions.command("plan", short_help="Show what a change of the cluster would do.")
@@ -208,10 +215,11 @@ def _describe_plan(found: Plan) -> str:
         )
         for one in found.nodes
     ]
-    return (
-        f"{table(head, rows)}\n{found.filled_share * 100:.1f} % of cached blocks are read again by"
+    return Lines(
+        table(head, rows),
+        f"{found.filled_share * 100:.1f} % of cached blocks are read again by"
         f" new owners; {found.unowned_share * 100:.2f} % of requests find no live owner and use the"
-        " object store"
+        " object store",
     )
 
 
@@ -230,10 +238,10 @@ def _describe_simulation(found: Simulation) -> str:
         ("read again", [f"{step.filled_share * 100:.1f} %" for step in found.steps]),
     ):
         rows.append((name, *cells))
-    return (
+    return Lines(
         f"Gbit/s that each node serves from its cache / sends in total, of {found.load_gbit:g} in"
-        f" total; {found.replicas} replicas\n"
-        f"{table(head, rows)}"
+        f" total; {found.replicas} replicas",
+        table(head, rows),
     )
 
 
@@ -247,7 +255,7 @@ def list_disks(terminal: Terminal) -> None:
     """List all disks with id, size, frames, stored and corrupt blocks, and state."""
     found = terminal.run(Media, lambda media: media.disks.list())
     head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
-    terminal.show(found, table(head, map(_disk_row, found)) if found else "no disks")
+    terminal.show(listing(found), table(head, map(_disk_row, found)) if found else "no disks")
 
 
 @disks.command("add", short_help="Add a disk.")
@@ -329,7 +337,7 @@ def simulate_hits(
         (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in text))
         for row, text in zip(rows, shares, strict=True)
     ]
-    terminal.show(rows, table(("tracks", *POLICIES), cells))
+    terminal.show(listing(rows), table(("tracks", *POLICIES), cells))
 
 
 @media.command("verify", short_help="Verify stored blocks.")
@@ -345,6 +353,7 @@ def verify(terminal: Terminal, share: float) -> None:
 
     Exits with 8 if some were wrong or could not be read.
     """
+    terminal.progress("reading the stored blocks")
     found = terminal.run(Media, lambda media: media.disks.verify(share))
     text = (
         f"{pluralize(found.blocks, 'block')}, {found.right} right, {found.wrong} wrong,"
@@ -386,7 +395,7 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     """
     found = terminal.run(Media, lambda media: media.hottest.list(objects_max=objects_max))
     rows = [(one.key, f"{one.requests_per_s:,.1f}") for one in found]
-    terminal.show(found, table(("object", "requests/s"), rows) if rows else "no requests")
+    terminal.show(listing(found), table(("object", "requests/s"), rows) if rows else "no requests")
 
 
 @media.command("entry", short_help="Print configuration of load balancers or DNS.")

@@ -9,7 +9,15 @@ from typing import Any
 import click
 
 from headrace.kernel.config import parse_byte_rate, parse_duration_s, parse_size_bytes
-from headrace.kernel.terminal import CommandGroup, Parsed, Terminal, table
+from headrace.kernel.terminal import (
+    CommandGroup,
+    Parsed,
+    Terminal,
+    listing,
+    pluralize,
+    size_cell,
+    table,
+)
 from headrace.media.model import LIST_OBJECTS_MAX, SIDE_MAX, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
@@ -38,6 +46,37 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     lines = [
         f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}" for item in found
     ]
+    rows = [
+        (size_cell(item.size_bytes), f"{item.modified_at:%Y-%m-%d %H:%M:%S}", item.key)
+        for item in found
+    ]
+    text = table(("size", "stored (UTC)", "key"), rows, plain="\n".join(lines))
+    terminal.show(listing(found), text if found else "no objects")
+
+
+@media.command("folder", short_help="List one folder.")
+@click.argument("prefix", default="")
+@click.option("--after", default="", help="Name after which the page begins.")
+@click.option(
+    "--max",
+    "entries_max",
+    default=100,
+    type=click.IntRange(1, LIST_OBJECTS_MAX),
+    show_default=True,
+    help="The most to list.",
+)
+def list_folder(terminal: Terminal, prefix: str, after: str, entries_max: int) -> None:
+    """List the subfolders and objects directly in the folder PREFIX, by name."""
+    found = terminal.run(
+        Media, lambda media: media.objects.folder(prefix, after=after, entries_max=entries_max)
+    )
+    lines = [f"{'folder':>12}  {'':19}  {one}/" for one in found.folders]
+    lines += [
+        f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}"
+        for item in found.objects
+    ]
+    if found.next_after is not None:
+        lines.append(f"more: --after {found.next_after}")
     terminal.show(found, "\n".join(lines) or "no objects")
 
 
@@ -143,6 +182,7 @@ def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
     With --w or --h, have a variant of each made instead, in every format that is negotiated unless
     --fm names one. Exits with 7 if a node failed.
     """
+    terminal.progress(f"warming {pluralize(len(keys), 'object')}")
     done = terminal.run(Media, lambda media: media.warming.warm(keys, **options))
     rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
     terminal.show(done, table(("node", "blocks", "failed", ""), rows))
@@ -273,14 +313,14 @@ def stop_trace(terminal: Terminal, selector: str | None) -> None:
     """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
     lines = [f"trace of {watch.name}={watch.value} ended" for watch in ended]
-    terminal.show(ended, "\n".join(lines) or "no active traces")
+    terminal.show(listing(ended), "\n".join(lines) or "no active traces")
 
 
 @trace.command("show", short_help="Show what is traced.")
 def show_traces(terminal: Terminal) -> None:
     """Show which requests all nodes log, and until when."""
     found = terminal.run(Media, lambda media: media.traces.list())
-    terminal.show(found, describe_watches(found) if found else "no active traces")
+    terminal.show(listing(found), describe_watches(found) if found else "no active traces")
 
 
 def describe_watches(watches: Sequence[Watch]) -> str:

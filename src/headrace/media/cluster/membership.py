@@ -5,8 +5,9 @@ requests), set its weight, and remove it. A dead node stays listed: health check
 and it needs only a restart.
 
 A new node ramps up: its weight rises in tenths over five minutes, so that an empty cache does not
-get its full share at once. Each node computes the step from the start time by its own clock; nodes
-that disagree send one more request.
+get its full share at once. Nodes that join a cluster of less than five minutes ramp up in step with
+its first node, so their shares are equal: no cache has much. Each node computes the step from the
+start time by its own clock; nodes that disagree send one more request.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class MembershipStore(Document[Membership]):
     async def register(self, member: Member, *, replicas: int) -> Membership:
         """Add `member`, or update its address and data center; keep its state and weight.
 
-        Only a new node ramps up, and not the first one of a cluster. Raises: InvalidNode.
+        Only a new node ramps up, in step with the oldest one if that ramps up too.
+        Raises: InvalidNode.
         """
         require_member(member)
         if not 0 <= replicas <= REPLICAS_MAX:
@@ -110,7 +112,9 @@ class MembershipStore(Document[Membership]):
             known = old.member(member.name)
             others = [one for one in old.members if one.name != member.name]
             if known is None:
-                started_at_s = member.started_at_s if others else 0.0
+                oldest_s = min((one.started_at_s for one in others), default=0.0)
+                is_young = member.started_at_s - oldest_s < RAMP_S
+                started_at_s = oldest_s if others and is_young else member.started_at_s
                 entered = msgspec.structs.replace(member, started_at_s=started_at_s)
             else:
                 entered = msgspec.structs.replace(

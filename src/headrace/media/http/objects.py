@@ -19,7 +19,7 @@ from litestar.openapi.spec import (
 )
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
+from headrace.media.model import LIST_OBJECTS_MAX, MediaFolder, MediaObject
 from headrace.media.service import Media
 from headrace.media.service.objects import Purged, SignedUrl, StoredTag
 from headrace.media.service.warming import Warmed
@@ -68,6 +68,20 @@ async def list_media_objects(
     """The objects in the folder `prefix`, in no order, at most `limit`."""
     found = await media.objects.ls(prefix, objects_max=limit + 1)
     return ObjectsAnswer(objects=found[:limit], is_cut=len(found) > limit)
+
+
+@get("/v1/media/folders", opt=READ)
+async def list_media_folder(
+    media: NamedDependency[Media],
+    prefix: FromQuery[str] = "",
+    after: FromQuery[str] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=LIST_OBJECTS_MAX)] = 100,
+) -> MediaFolder:
+    """The subfolders and objects directly in the folder `prefix`, by name, at most `limit`.
+
+    The next page is behind the name `next_after`.
+    """
+    return await media.objects.folder(prefix, after=after, entries_max=limit)
 
 
 @get("/v1/media/objects/{key:path}", opt=READ)

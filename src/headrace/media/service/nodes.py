@@ -160,7 +160,7 @@ class NodeInfo:
     """One node as users see it. `share` is the part of the partitions that it serves first.
 
     `is_alive`: it answers a probe from this machine. `started_at` is the start of its ramp-up over
-    five minutes; None: it had none.
+    five minutes, that of the first node if it joined a new cluster; None: it had none.
     """
 
     name: str

@@ -35,6 +35,7 @@ from headrace.media.model import (
     LIST_OBJECTS_MAX,
     NAME_MARK,
     MediaConfig,
+    MediaFolder,
     MediaObject,
     content_address,
     content_type,
@@ -188,6 +189,34 @@ class Objects:
             if not is_reserved(info.key):
                 found.append(self._seen(info))
         return found
+
+    async def folder(
+        self, prefix: str = "", *, after: str = "", entries_max: int = 100
+    ) -> MediaFolder:
+        """Subfolders and objects directly in the folder `prefix`, by name, behind the name `after`.
+
+        At most `entries_max` (to 1,000). A folder of a bucket is read whole for each page.
+
+        Raises: StoredAtHome, InvalidBlobKey, BlobsDown.
+        """
+        require_own_store(self._config)
+        folder = prefix.strip("/")
+        rows_max = min(max(1, entries_max), LIST_OBJECTS_MAX)
+        found = await self._blobs.children(folder, after=after, children_max=rows_max + 1)
+        shown = [
+            one for one in found[:rows_max] if not is_reserved(f"{folder}/{one.name}".lstrip("/"))
+        ]
+        above = f"{folder}/" if folder else ""
+        return MediaFolder(
+            prefix=folder,
+            folders=[above + one.name for one in shown if one.size_bytes is None],
+            objects=[
+                self._seen(BlobInfo(above + one.name, one.size_bytes, one.etag, one.modified_at))
+                for one in shown
+                if one.size_bytes is not None
+            ],
+            next_after=found[rows_max - 1].name if len(found) > rows_max else None,
+        )
 
     async def rm(self, key: str) -> None:
         """Remove the object and its variants. Caches serve them until `purges.purge`, or for a

@@ -61,6 +61,11 @@ LEFT JOIN headrace.views_tombstone d ON d.id = g.id AND d.until_at > now();
 -- Human totals of the entities that have any.
 SELECT id, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND class = 0;
 
+-- name: ids_like
+-- Entities with a total, from one id to another.
+SELECT id FROM headrace.views_total WHERE id BETWEEN :part AND :last AND class = 0
+ORDER BY id LIMIT :rows_max;
+
 -- name: class_totals
 -- Totals of entities in every class.
 SELECT id, class, total FROM headrace.views_total WHERE id = ANY (:ids::text[]) AND class < 4;

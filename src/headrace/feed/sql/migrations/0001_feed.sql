@@ -28,6 +28,7 @@ CREATE TABLE headrace.feed_post (
     kind text COLLATE "C"
 );
 CREATE INDEX feed_post_author ON headrace.feed_post (author, score, id) WHERE state = 0;
+CREATE INDEX feed_post_waiting ON headrace.feed_post (visible_at) WHERE state = 1;
 
 -- is_shown: not muted by the viewer, and not blocked in either direction.
 -- Every change of it locks the viewer's version row.

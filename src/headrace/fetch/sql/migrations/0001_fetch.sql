@@ -360,6 +360,7 @@ CREATE TABLE headrace.fetch_result (
     UNIQUE (customer, item, version)
 );
 CREATE INDEX fetch_result_customer ON headrace.fetch_result (customer, seq);
+CREATE INDEX fetch_result_at ON headrace.fetch_result USING brin (at) WITH (pages_per_range = 16);
 
 -- Items whose newest version a `before_publish` handler holds back, until a moderator releases it
 -- or the item changes.

@@ -242,7 +242,8 @@ CREATE TABLE headrace.job_failed (
     payload bytea NOT NULL
 );
 CREATE INDEX job_failed_ended ON headrace.job_failed (ended_at);
-CREATE INDEX job_failed_queue ON headrace.job_failed (queue, id);
+-- With the state, the counts of a queue read no rows of the table.
+CREATE INDEX job_failed_queue ON headrace.job_failed (queue, id) INCLUDE (state);
 CREATE INDEX job_failed_lane ON headrace.job_failed (lane, id) WHERE lane IS NOT NULL;
 
 -- Done jobs that their queue keeps, with their results. Partitions by drop_at are dropped whole;

@@ -1,16 +1,17 @@
 -- Lists and bulk actions.
 
 -- Matching jobs below the id p_before, at most p_jobs_max per table, unsorted. NULL: any queue,
--- lane, error text or age. Age counts from the end, or from when the job was due. Work is bounded:
--- at most p_window rows of a table are read. If that ended the search, a row without a state holds
--- the id that it reached. job_ready and lane_job have no index by queue and id, which every
--- enqueue would pay for: a queue of at most p_window waiting jobs is read and sorted, a longer one
--- is found by id among the jobs of all queues. Statements are planned on each call, since a plan
--- cached on an empty table reads a full one whole; the row comparison leaves one index order,
--- however wrong the statistics are.
+-- lane, error text, age or time. Age and time are of the end, or of when the job was due. Work is
+-- bounded: at most p_window rows of a table are read. If that ended the search, a row without a
+-- state holds the id that it reached. job_ready and lane_job have no index by queue and id, which
+-- every enqueue would pay for: a queue of at most p_window waiting jobs is read and sorted, a
+-- longer one is found by id among the jobs of all queues. Statements are planned on each call,
+-- since a plan cached on an empty table reads a full one whole; the row comparison leaves one
+-- index order, however wrong the statistics are.
 CREATE FUNCTION headrace.list_jobs_v1(
     p_queue integer, p_states text[], p_lane text, p_error text, p_older_than_s double precision,
-    p_ids bigint[], p_before bigint, p_jobs_max integer, p_window integer
+    p_ids bigint[], p_before bigint, p_jobs_max integer, p_window integer,
+    p_from timestamptz, p_to timestamptz
 ) RETURNS TABLE (
     id bigint, state text, queue integer, priority smallint, run_at timestamptz, attempt smallint,
     losses smallint, lane text, unique_key text, group_id bigint, lease_id bigint,
@@ -29,7 +30,9 @@ DECLARE
     v_fits text := '($1 IS NULL OR s.queue = $1) AND s.state = ANY($2)'
         ' AND ($3 IS NULL OR s.lane = $3)'
         ' AND ($4 IS NULL OR s.ended_at IS NOT NULL AND position(lower($4) IN lower(s.error)) > 0)'
-        ' AND ($5 IS NULL OR coalesce(s.ended_at, s.run_at) < now() - $5 * interval ''1 s'')';
+        ' AND ($5 IS NULL OR coalesce(s.ended_at, s.run_at) < now() - $5 * interval ''1 s'')'
+        ' AND ($10 IS NULL OR coalesce(s.ended_at, s.run_at) >= $10)'
+        ' AND ($11 IS NULL OR coalesce(s.ended_at, s.run_at) < $11)';
 BEGIN
     FOR v_place IN
         SELECT * FROM (VALUES
@@ -71,7 +74,7 @@ BEGIN
                  ELSE v_bounds END,
             v_fits)
         USING p_queue, p_states, p_lane, p_error, p_older_than_s, p_ids, p_before, p_jobs_max,
-            p_window;
+            p_window, p_from, p_to;
     END LOOP;
     -- lane_job has an index by lane and priority.
     IF 'ready' = ANY(p_states) AND p_lane IS NOT NULL AND p_ids IS NULL AND p_error IS NULL THEN
@@ -82,6 +85,7 @@ BEGIN
             SELECT * FROM headrace.lane_job k
             WHERE k.queue = q.id AND k.lane = p_lane AND k.priority = p.priority AND k.id < p_before
               AND (p_older_than_s IS NULL OR k.run_at < now() - p_older_than_s * interval '1 s')
+              AND (p_from IS NULL OR k.run_at >= p_from) AND (p_to IS NULL OR k.run_at < p_to)
             ORDER BY k.id DESC LIMIT p_jobs_max) j
         WHERE p_queue IS NULL OR q.id = p_queue ORDER BY j.id DESC LIMIT p_jobs_max;
     END IF;
@@ -97,6 +101,7 @@ BEGIN
         WHERE (p_queue IS NULL OR l.queue = p_queue) AND r.id < p_before AND r.id <> ALL(l.settled)
           AND (p_lane IS NULL OR r.lane = p_lane) AND (p_ids IS NULL OR r.id = ANY(p_ids))
           AND (p_older_than_s IS NULL OR r.run_at < now() - p_older_than_s * interval '1 s')
+          AND (p_from IS NULL OR r.run_at >= p_from) AND (p_to IS NULL OR r.run_at < p_to)
         ORDER BY r.id DESC LIMIT p_jobs_max;
     END IF;
 END $$;

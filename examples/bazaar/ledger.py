@@ -1,0 +1,254 @@
+"""The ledger: what was handed to Headrace against its results, line by line.
+
+The left side never comes from Headrace: errands from the site's own table, views from the readers
+and the shop's pages, photo links from the sellers' catalogue files, posts from the adverts on the
+site. A number is read before and after Headrace's answer where it moves, in the order that cannot
+hide a loss. A difference counts once it was there in three readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from examples.bazaar.adverts import Adverts
+from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.errands import QUEUES
+from examples.bazaar.followers import post_of
+from examples.bazaar.readers import Viewed
+from examples.bazaar.records import Records
+from examples.bazaar.sellers import Desk
+from examples.bazaar.stage import Stage
+from examples.bazaar.story import Story
+
+EVERY_S: Final = 2.0
+SLOW_EVERY: Final = 4
+"""Every so many rounds all feeds and catalogues are read, too."""
+READINGS: Final = 3
+IDS_A_CALL: Final = 150
+PAPER: Final = "ledger"
+OPEN: Final = ("ready", "scheduled", "leased")
+DELIVERIES: Final = ("fetch.item", "fetch.publish")
+"""The queues on the way from a catalogue to the site's handler of items."""
+POSTS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `sent` is our own record; `done`, `waiting` and `failed` are its results."""
+
+    name: str
+    sent: int
+    done: int
+    waiting: int = 0
+    failed: int = 0
+    lost: int = 0
+    doubled: int = 0
+    note: str = ""
+
+
+class Ledger:
+    """Reads all sides again and again; `lines` has the last result."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        desk: Desk,
+        *,
+        story: Story,
+        adverts: Adverts,
+        records: Records,
+        viewed: Viewed,
+    ) -> None:
+        self.lines: dict[str, Line] = {}
+        self._desk, self._story, self._adverts = desk, story, adverts
+        self._records, self._viewed = records, viewed
+        self._client = Client(stage.api_url, token=stage.token())
+        self._counted_before = 0
+        self._opened_before = self._answered_before = 0
+        self._given_up = 0
+        self._differences: dict[str, deque[int]] = {}
+        self._shown: deque[frozenset[str]] = deque(maxlen=READINGS)
+
+    async def begin(self) -> None:
+        """Note what was counted before. Raises: ServerFailedError."""
+        self._opened_before = self._adverts.opened()
+        self._answered_before = self._adverts.opened(is_counted=True)
+        self._counted_before = await self._counted() or 0
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        number = 0
+        while True:
+            try:
+                await self.gather(is_whole=number % SLOW_EVERY == 0)
+                number += 1
+            except ServerFailedError:
+                await asyncio.sleep(0.5)  # the page shows how old the last ledger is
+            await asyncio.sleep(EVERY_S)
+
+    async def gather(self, *, is_whole: bool = True) -> None:
+        """Bring the lines up to date. Raises: ServerFailedError."""
+        await self._gather_jobs()
+        await self._gather_views()
+        if is_whole:
+            await asyncio.to_thread(self._records.fold)
+            await asyncio.to_thread(self._gather_photos)
+            await self._gather_posts()
+        rows = [asdict(line) for line in self.lines.values()]
+        await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": rows})
+
+    @property
+    def summary(self) -> str:
+        """All lines in a few words."""
+        lines = self.lines.values()
+        sent, lost = sum(one.sent for one in lines), sum(one.lost for one in lines)
+        names = ", ".join(self.lines) or "nothing yet"
+        doubled = sum(one.doubled for one in lines)
+        return f"{sent} recorded by the demo ({names}): lost {lost}, doubled {doubled}"
+
+    @property
+    def faults(self) -> list[str]:
+        """Lines that are not right."""
+        found = [line for line in self.lines.values() if line.lost or line.doubled]
+        return [f"{line.name}: {line.lost} lost, {line.doubled} doubled" for line in found]
+
+    @property
+    def accepted_views(self) -> int:
+        """Views of this run that were answered, so none may be lost."""
+        answered = self._adverts.opened(is_counted=True) - self._answered_before
+        return self._viewed.accepted + answered
+
+    async def give_up_views(self, at_most: int) -> int:
+        """Take views off our record that an emptied Valkey may lose; returns how many were lost.
+
+        These are hits that were not yet flushed to PostgreSQL (docs/promises.md). More than
+        `at_most` stay on the record, and show as lost. Raises: ServerFailedError.
+        """
+        counted = await self._counted()
+        if counted is None:
+            raise ServerFailedError("views: no totals yet")
+        accepted = self.accepted_views - self._given_up
+        given_up = min(at_most, max(0, accepted - (counted - self._counted_before)))
+        self._given_up += given_up
+        return given_up
+
+    async def _gather_jobs(self) -> None:
+        accepted = (await asyncio.to_thread(self._records.errands)).accepted
+        rows = [row for row in await self._desk.queues() if row["queue"] in QUEUES]
+        waiting = sum(int(row[name]) for row in rows for name in OPEN)
+        failed = sum(int(row["failed"]) for row in rows)
+        now = await asyncio.to_thread(self._records.errands)
+        note = f"{now.repeated} cut off by a crash and run again"
+        self.lines["jobs"] = Line(
+            "jobs",
+            sent=accepted,
+            done=now.done,
+            waiting=waiting,
+            failed=failed,
+            lost=self._lasting("jobs lost", accepted - now.done - waiting - failed),
+            doubled=now.doubled,
+            note=note,
+        )
+
+    async def _gather_views(self) -> None:
+        accepted = self.accepted_views - self._given_up
+        total = await self._counted()
+        if total is None:
+            return
+        counted = total - self._counted_before
+        opened = self._adverts.opened() - self._opened_before
+        sent = self._viewed.sent + opened
+        note = f"{sent - self.accepted_views} sent without an answer"
+        if self._given_up:
+            note += f"; {self._given_up} not yet flushed when Valkey was emptied"
+        self.lines["views"] = Line(
+            "views",
+            sent=accepted,
+            done=counted,
+            lost=self._lasting("views lost", accepted - counted),
+            doubled=self._lasting("views doubled", counted - sent),
+            note=note,
+        )
+
+    async def _counted(self) -> int | None:
+        """The sum of all adverts' totals; None: some are unknown for now."""
+        posts = [post_of(*one) for one in await asyncio.to_thread(self._adverts.ever_shown)]
+        total = 0
+        for first in range(0, len(posts), IDS_A_CALL):
+            ids = ",".join(posts[first : first + IDS_A_CALL])
+            for row in await self._client.get_json(f"/v1/views?ids={ids}"):
+                if row["total"] is None or row.get("stale"):
+                    return None
+                total += int(row["total"])
+        return total
+
+    def _gather_photos(self) -> None:
+        """Links in the catalogues of shops whose last run is over, against the site's photos."""
+        expected = self._story.links_settled()
+        found: Counter[str] = Counter()
+        stored = failed = 0
+        for advert in self._adverts.shown():
+            for photo in advert.photos:
+                link = f"{advert.item} {photo.url}"
+                found[link] += 1
+                stored += link in expected and bool(photo.key)
+                failed += link in expected and not photo.key
+        lost = len(expected - found.keys())
+        self.lines["photos"] = Line(
+            "photos",
+            sent=len(expected),
+            done=stored,
+            failed=failed,
+            lost=self._lasting("photos lost", lost),
+            doubled=self._lasting("photos doubled", sum(n - 1 for n in found.values())),
+            note="failed ones have their reason on the item's page",
+        )
+
+    async def _gather_posts(self) -> None:
+        shown = await asyncio.to_thread(self._adverts.shown)
+        self._shown.append(frozenset(post_of(one.shop, one.item) for one in shown))
+        always = frozenset.intersection(*self._shown)
+        ever = frozenset.union(*self._shown)
+        posts: Counter[str] = Counter()
+        for seller in sorted({one.shop for one in shown}):
+            path = f"/v1/feed/authors/{seller}/posts?limit={POSTS_MAX}"
+            posts.update(post["id"] for post in (await self._client.get_json(path))["posts"])
+        doubled = sum(n - 1 for n in posts.values()) + len(posts.keys() - ever)
+        # A handler of an item may have been cut off between the site's table and the feed.
+        rows = [row for row in await self._desk.queues() if row["queue"] in DELIVERIES]
+        open_jobs = sum(int(row[name]) for row in rows for name in OPEN)
+        missing = len(always - posts.keys())
+        self.lines["posts"] = Line(
+            "posts",
+            sent=len(self._shown[-1]),
+            done=len(posts),
+            waiting=min(missing, open_jobs),
+            lost=self._lasting("posts lost", missing - open_jobs),
+            doubled=self._lasting("posts doubled", doubled),
+            note="one for each advert on the site, none for sold ones",
+        )
+
+    def _lasting(self, name: str, difference: int) -> int:
+        """The difference, if it was there in each of the last readings."""
+        seen = self._differences.setdefault(name, deque(maxlen=READINGS))
+        seen.append(max(0, difference))
+        return min(seen) if len(seen) == READINGS else 0
+
+
+async def wait_until(is_so: Callable[[], Any], *, timeout_s: float, every_s: float = 0.1) -> bool:
+    """Wait for a condition, sync or async; a server that does not answer is not it."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            found = is_so()
+            if await found if asyncio.iscoroutine(found) else found:
+                return True
+        except (ServerFailedError, OSError):
+            pass
+        await asyncio.sleep(every_s)
+    return False

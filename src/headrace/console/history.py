@@ -1,0 +1,446 @@
+"""Boards of charts: what a room did over time, from the history and the minutes of queues.
+
+A board is the charts of one page with a common time axis. Its range is in the URL: `range=6h`, or
+`from` and `to` after a selection. `by=host` and `by=center` draw a line per host or data center.
+Marks are starts of roles, outages of engines, alerts and changes of the slot plan.
+
+A board changes once a minute, and the sampler renders it every few seconds, so the console keeps
+each until the next minute is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any, Final
+
+from headrace.console.model import QueryInvalid
+from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
+from headrace.jobs.fleet.state import Decision, QueueStep
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.terminal import pluralize
+from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
+
+RANGES: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
+RECORDED_AFTER_S: Final = 15
+"""A minute is in the history this long after its end."""
+BOARDS_KEPT: Final = 128
+DECISIONS_READ: Final = 300
+MARKS_SHOWN: Final = 60
+LINES_MAX: Final = 8
+OTHERS: Final = "others"
+OTHER_QUEUES: Final = "other queues"
+MINUTE_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardMark:
+    """Something that happened at a time, or until another."""
+
+    at: datetime
+    until_at: datetime | None = None
+    kind: str
+    """start, deploy, outage, alert or plan."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The charts of a page, by name and label, with one time axis."""
+
+    range: str
+    """A key of RANGES; empty for a selection."""
+    span: Span
+    by: str
+    parts: Sequence[str]
+    """Values of `by` that make sense: with several hosts or data centers."""
+    charts: Sequence[tuple[str, str, Chart]] = ()
+    marks: Sequence[BoardMark] = ()
+    error: str = ""
+    is_empty: bool = False
+
+    @property
+    def ranges(self) -> Sequence[str]:
+        """The ranges to choose from."""
+        return tuple(RANGES)
+
+    def marks_document(self) -> list[dict[str, Any]]:
+        """The marks, as the page's script draws them."""
+        return [
+            {
+                "at": mark.at.timestamp(),
+                "until": mark.until_at.timestamp() if mark.until_at else None,
+                "kind": mark.kind,
+                "text": mark.text,
+            }
+            for mark in self.marks
+        ]
+
+
+class Boards:
+    """Boards of all pages of one console, kept until the next minute is recorded."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Any, ...], tuple[int, asyncio.Task[Board]]] = OrderedDict()
+
+    async def get(self, key: tuple[Any, ...], load: Callable[[], Awaitable[Board]]) -> Board:
+        """The board of `key`, loaded at most once a minute. One with an error is not kept."""
+        minute = int((datetime.now(UTC).timestamp() - RECORDED_AFTER_S) // MINUTE_S)
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != minute:
+            kept = self._kept[key] = minute, asyncio.ensure_future(load())
+            self._kept.move_to_end(key)
+            if len(self._kept) > BOARDS_KEPT:
+                self._kept.popitem(last=False)
+        # A viewer that leaves must not cancel the load of another.
+        board = await asyncio.shield(kept[1])
+        if board.error and self._kept.get(key) is kept:
+            del self._kept[key]
+        return board
+
+
+async def board_of(context: ViewContext, room: str) -> Board:
+    """The board of a room for the range in the URL. Raises: QueryInvalid."""
+    range_, span = span_in(context)
+    by = context.query.choice("by", ("key", "host", "center"), "key")
+    has_jobs = context.may("jobs:read")
+    key = (room, range_ or (span.from_at, span.to_at), by, has_jobs)
+
+    async def load() -> Board:
+        board = Board(range=range_, span=span, by=by, parts=())
+        loaded = _Loader(context, board, room, has_jobs=has_jobs)
+        found = await attempt(loaded.load)
+        return found.value or _failed(board, found)
+
+    return await context.boards.get(key, load)
+
+
+def span_in(context: ViewContext) -> tuple[str, Span]:
+    """The name of the range in the URL, if any, and its span. Raises: QueryInvalid."""
+    from_at, to_at = context.query.moment("from"), context.query.moment("to")
+    recorded_at = context.now_at - timedelta(seconds=RECORDED_AFTER_S)
+    if from_at is None and to_at is None:
+        range_ = context.query.choice("range", tuple(RANGES), "1h")
+        this = recorded_at.replace(second=0, microsecond=0)
+        return range_, span_of(this - timedelta(seconds=RANGES[range_]), this, now_at=this)
+    if from_at is None or to_at is None:
+        raise QueryInvalid("from and to: expected both, or neither")
+    try:
+        return "", span_of(from_at, min(to_at, recorded_at), now_at=recorded_at)
+    except InvalidSpan as error:
+        raise QueryInvalid(error.text) from None
+
+
+def _failed(board: Board, found: PanelData[Any]) -> Board:
+    return Board(
+        range=board.range, span=board.span, by=board.by, parts=(), error=found.error or "no data"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A chart of a series: `groups` joins its keys to lines, with the tone of each."""
+
+    series: str
+    label: str
+    kind: str = "stack"
+    unit: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Label of the line by prefix of the key."""
+    tones: Mapping[str, str] = field(default_factory=dict)
+    factor: float = 1.0
+    brush: str = ""
+    """The list that a selection opens, below /console, and its name after `|`."""
+
+
+BYTES_PER_S: Final = 1 / 60
+HTTP_TONES: Final = {"4xx": "warn", "5xx": "bad"}
+HTTP: Final = (
+    Spec("http_requests", "API requests", groups={c: c for c in ("2xx", "3xx", "4xx", "5xx")},
+         tones=HTTP_TONES),
+    Spec("http_time", "API latency", "line"),
+)  # fmt: skip
+STATUS_GROUPS: Final = {"2": "2xx", "3": "3xx", "4": "4xx", "5": "5xx"}
+SPECS: Final[Mapping[str, Sequence[Spec]]] = {
+    "overview": HTTP,
+    "jobs": (
+        Spec("jobs_wait", "Wait until start", "line"),
+        Spec("jobs_run", "Run time", "line"),
+        Spec("jobs_run", "Run time of each call", "heat"),
+    ),
+    "fetch": (
+        Spec(
+            "fetch_photos",
+            "Photos by outcome",
+            groups={"stored": "stored", "unchanged": "unchanged", "known": "known",
+                    "refused": "refused", "failed": "failed"},
+            tones={"failed": "bad", "refused": "warn"},
+            brush="/fetch/photos|photos",
+        ),
+        Spec("fetch_classes", "Requests by timeout class"),
+        Spec("fetch_bytes", "Received", "line", "bytes/s", factor=BYTES_PER_S),
+        Spec("fetch_first_byte", "Time to first byte", "line"),
+        Spec("fetch_first_byte", "Time to first byte of each request", "heat"),
+    ),
+    "views": (
+        Spec("views_hits", "Hits", tones={"refused": "bad"}),
+        Spec("views_flushed", "Views written to PostgreSQL"),
+        Spec("views_lag", "Flush lag", "line"),
+    ),
+    "feed": (
+        Spec("feed_pages", "Pages by source", tones={"postgres": "warn"}),
+        Spec("feed_posts", "New posts"),
+        Spec("feed_page_time", "Page latency", "line"),
+        Spec("feed_page_time", "Latency of each page", "heat"),
+        Spec("feed_lag", "Sweep lag", "line"),
+    ),
+    "media": (
+        Spec("media_requests", "Requests by status", groups=STATUS_GROUPS, tones=HTTP_TONES),
+        Spec("media_blocks", "Blocks by cache result", tones={"miss": "warn"}),
+        Spec("media_bytes", "Sent by source", "stack", "bytes/s", factor=BYTES_PER_S),
+        Spec("media_ttfb", "Time to first byte", "line"),
+        Spec("media_ttfb", "Time to first byte of each request", "heat"),
+        Spec("media_reads", "Blocks read from the object store", tones={"failed": "bad"}),
+    ),
+}  # fmt: skip
+OF_JOBS: Final = ("overview", "jobs")
+"""The rooms with charts of queues."""
+ENDS: Final = (
+    ("done", ""), ("failed", "bad"), ("cancelled", "muted"), ("retried", "warn"), ("lost", ""),
+)  # fmt: skip
+
+
+class _Loader:
+    """Reads and draws one board."""
+
+    def __init__(self, context: ViewContext, board: Board, room: str, *, has_jobs: bool) -> None:
+        self._context, self._board, self._room = context, board, room
+        self._span, self._by = board.span, board.by
+        self._has_jobs = has_jobs
+
+    async def load(self) -> Board:
+        """The board with its charts."""
+        span, specs = self._span, SPECS[self._room]
+        names = list(dict.fromkeys(spec.series for spec in specs))
+        given = {"from_at": span.from_at, "to_at": span.to_at}
+        found, marks, steps = await asyncio.gather(
+            self._context.history.read(names, **given, by=self._by),
+            self._marks(),
+            self._steps(),
+        )
+        by_name = {one.series: one for one in found.series}
+        charts = self._job_charts(steps) if steps is not None else []
+        for spec in specs:
+            chart = self._chart(spec, by_name[spec.series])
+            if chart is not None:
+                charts.append((f"{spec.series}-{spec.kind}", spec.label, chart))
+        parts = [
+            name
+            for name, values in (("host", found.hosts), ("center", found.centers))
+            if len(values) > 1
+        ]
+        return Board(
+            range=self._board.range,
+            span=span,
+            by=self._by,
+            parts=parts,
+            charts=charts,
+            marks=marks,
+            is_empty=not any(found.is_recorded) and not steps,
+        )
+
+    async def _steps(self) -> list[QueueStep] | None:
+        """Counts of queues, on boards that show them to callers who may see them."""
+        if self._room not in OF_JOBS or not self._has_jobs:
+            return None
+        span = self._span
+        return await self._context.jobs.fleet.history(
+            from_at=span.from_at, to_at=span.to_at, step_s=span.step_s
+        )
+
+    async def _marks(self) -> list[BoardMark]:
+        span = self._span
+        found = [
+            BoardMark(at=one.at, until_at=one.until_at, kind=one.kind, text=one.text)
+            for one in await self._context.history.marks(from_at=span.from_at, to_at=span.to_at)
+        ]
+        if self._has_jobs:
+            fleet = self._context.jobs.fleet
+            alerts, decisions = await asyncio.gather(
+                fleet.alerts(), fleet.decisions(decisions_max=DECISIONS_READ)
+            )
+            found += [
+                BoardMark(
+                    at=alert.raised_at, until_at=alert.cleared_at, kind="alert", text=alert.text
+                )
+                for alert in alerts
+            ]
+            if self._room in OF_JOBS:
+                found += plan_marks(span, decisions)
+        inside = [
+            mark
+            for mark in found
+            if mark.at < span.to_at and (mark.until_at or mark.at) >= span.from_at
+        ]
+        return sorted(inside, key=lambda mark: mark.at)[-MARKS_SHOWN:]
+
+    def _job_charts(self, steps: Sequence[QueueStep]) -> list[tuple[str, str, Chart]]:
+        per_min = [MINUTE_S / seconds for seconds in self._elapsed_s()]
+
+        def line(label: str, tone: str, rows: Iterable[tuple[QueueStep, float]]) -> Line:
+            values = [0.0] * self._span.steps
+            for step, value in rows:
+                values[self._span.index(step.at)] += value
+            return Line(label, values, tone)
+
+        def rate(label: str, tone: str, rows: Iterable[tuple[QueueStep, float]]) -> Line:
+            found = line(label, tone, rows)
+            scaled = zip(found.values, per_min, strict=True)
+            return Line(label, [_digits((value or 0.0) * by) for value, by in scaled], tone)
+
+        ends = [
+            rate(name, tone, ((step, getattr(step, name)) for step in steps)) for name, tone in ENDS
+        ]
+        shown = [one for index, one in enumerate(ends) if index < 2 or any(one.values)]
+        queues = defaultdict[str, list[QueueStep]](list)
+        for step in steps:
+            queues[step.queue].append(step)
+        order = sorted(queues, key=lambda queue: (not queue, -sum(s.done for s in queues[queue])))
+        label_of = {queue: queue or OTHER_QUEUES for queue in order}
+        by_queue = [
+            rate(label_of[q], "", ((s, s.done + s.failed) for s in queues[q])) for q in order
+        ]
+        waiting = [line(label_of[q], "", ((s, s.ready) for s in queues[q])) for q in order]
+        ended = self._stack(shown, "jobs/min", "/jobs/jobs?state=failed|failed jobs")
+        charts = [("jobs-ended", "Finished jobs", ended)]
+        if self._room == "jobs":
+            charts.append(
+                ("jobs-queues", "Finished jobs by queue", self._stack(by_queue, "jobs/min"))
+            )
+            charts.append(("jobs-waiting", "Waiting jobs by queue", self._stack(waiting, "jobs")))
+        return charts
+
+    def _elapsed_s(self) -> list[float]:
+        """Seconds of each step that have passed."""
+        span, now_at = self._span, self._context.now_at
+        passed = [(now_at - span.start_of(n)).total_seconds() for n in range(span.steps)]
+        return [max(float(MINUTE_S), min(float(span.step_s), one)) for one in passed]
+
+    def _stack(self, lines: Sequence[Line], unit: str, brush: str = "") -> Chart:
+        return Chart(
+            xs=self._xs(), lines=lines or [Line("all", [0.0] * self._span.steps)], unit=unit,
+            kind="stack", step_s=self._span.step_s, brush=brush,
+        )  # fmt: skip
+
+    def _xs(self) -> list[float]:
+        return [self._span.start_of(n).timestamp() for n in range(self._span.steps)]
+
+    def _chart(self, spec: Spec, found: SeriesHistory) -> Chart | None:
+        """The chart of a series; None for a heat map of parts, which have no buckets."""
+        unit = spec.unit or found.unit
+        if spec.kind == "heat":
+            if found.buckets is None:
+                return None
+            return Chart(
+                xs=self._xs(),
+                lines=[],
+                unit=unit,
+                kind="heat",
+                step_s=self._span.step_s,
+                bounds_s=found.buckets.bounds_s,
+                counts=found.buckets.counts,
+            )
+        whole = "highest" if found.kind == "peak" else "total"
+        lines = [Line(whole if one.label == ALL else one.label, one.values) for one in found.lines]
+        if self._by == "key":
+            lines = grouped(lines, spec)
+        if found.kind == "time" and self._by == "key":
+            lines = lines[::-1]
+        lines = [
+            Line(one.label, [_scaled(value, spec.factor) for value in one.values], one.tone)
+            for one in busiest(lines)
+        ]
+        kind = "line" if found.kind != "count" else spec.kind
+        return Chart(
+            xs=self._xs(),
+            lines=lines,
+            unit=unit,
+            kind=kind,
+            step_s=self._span.step_s,
+            brush=spec.brush if self._by == "key" else "",
+        )
+
+
+def grouped(lines: Sequence[Line], spec: Spec) -> list[Line]:
+    """Lines whose keys begin alike as one line, in the order of the groups."""
+    if not spec.groups:
+        return [
+            Line(one.label, one.values, spec.tones.get(one.label, ""))
+            for one in sorted(lines, key=_natural)
+        ]
+    joined: dict[str, list[Line]] = {label: [] for label in spec.groups.values()}
+    for one in lines:
+        label = next((label for key, label in spec.groups.items() if one.label.startswith(key)), "")
+        joined.setdefault(label or "other", []).append(one)
+    kept = {label: some for label, some in joined.items() if some}
+    return [summed(label, some, spec.tones.get(label, "")) for label, some in kept.items()]
+
+
+def summed(label: str, lines: Sequence[Line], tone: str = "") -> Line:
+    """The sum of lines; None where all are None."""
+    columns = zip(*(one.values for one in lines), strict=True)
+    values = [
+        None if all(value is None for value in column) else sum(value or 0 for value in column)
+        for column in columns
+    ]
+    return Line(label, values, tone)
+
+
+def busiest(lines: Sequence[Line]) -> list[Line]:
+    """Up to LINES_MAX lines; the smallest are one."""
+    if len(lines) <= LINES_MAX:
+        return list(lines)
+    by_size = sorted(lines, key=lambda one: -sum(value or 0 for value in one.values))
+    kept = by_size[: LINES_MAX - 1]
+    return [*(one for one in lines if one in kept), summed(OTHERS, by_size[LINES_MAX - 1 :])]
+
+
+def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
+    """One mark for the changes of the slot plan in each step."""
+
+    def step_of(one: Decision) -> int:
+        return span.index(one.at)
+
+    found = []
+    inside = [one for one in decisions if span.from_at <= one.at < span.to_at]
+    for _, group in groupby(sorted(inside, key=lambda one: one.at), key=step_of):
+        changes = list(group)
+        moved: dict[str, int] = defaultdict(int)
+        for one in changes:
+            moved[one.queue] += one.after - one.before
+        by_size = sorted(moved.items(), key=lambda pair: -abs(pair[1]))
+        texts = [f"{queue} {by:+d}" for queue, by in by_size if by]
+        text = f"{pluralize(len(changes), 'slot decision')}: {', '.join(texts[:4]) or 'no change'}"
+        found.append(BoardMark(at=changes[0].at, kind="plan", text=text))
+    return found
+
+
+def _natural(line: Line) -> tuple[float, str]:
+    """Sorts classes such as `500ms` and `30s` by their time, before all other labels."""
+    try:
+        return parse_duration_s(line.label), line.label
+    except ValueError:
+        return math.inf, line.label
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else _digits(value * factor)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,346 @@
+"""Record the minute history of one host.
+
+Every role runs a `Recorder`; a lock on a file in the metrics folder lets one of them write, and
+another continues within READ_EVERY_S after it ended. The writer reads the snapshot files of all
+roles (`kernel/metrics.py`) every READ_EVERY_S and adds up what each series grew by:
+
+- a process that was there at the first reading counts from that reading on, so the minutes in
+  which nobody recorded are a gap, and never a spike;
+- a process that appeared later counts from 0, and so does a counter that fell;
+- a process that ended counts up to its last snapshot.
+
+At the end of a minute the sums become a row, stamped with PostgreSQL's clock, so hosts whose
+clocks differ agree about minutes. Rows that cannot be written wait in memory, up to WAITING_MAX of
+them; the insert names its writer, so repeating it after a lost answer has no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import re
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engines import Engines
+from headrace.kernel.clock import Clock, SystemClock
+from headrace.kernel.errors import HeadraceError
+from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.metrics import START_METRIC
+from headrace.web.history import (
+    ALL,
+    DOWN,
+    HOUR_S,
+    HOURS_KEPT_S,
+    MINUTES_KEPT_S,
+    SERIES,
+    SQL,
+    STARTS,
+    Series,
+)
+
+READ_EVERY_S: Final = 10.0
+EARLY_S: Final = 2.0
+"""A reading so early before a minute's end ends it: clocks are read over the network."""
+CHECK_S: Final = 2.0
+"""Longest wait for an engine."""
+CLOSE_S: Final = 1.0
+MINUTE_S: Final = 60
+WAITING_MAX: Final = 120
+DELETED_MAX: Final = 500
+"""Rows of each table that a minute deletes at most."""
+LOCK_FILE: Final = "history.lock"
+_often: Final = SparseLogger(logger(__name__))
+Key = tuple[str, str]
+"""Series and key."""
+
+
+@dataclass(slots=True)
+class Minute:
+    """What was read in one minute, or in the part of it that this process recorded."""
+
+    began_s: float
+    """Monotonic, as the next."""
+    ended_s: float
+    until_s: float
+    """When it ends by the clock."""
+    sums: defaultdict[Key, float] = field(default_factory=lambda: defaultdict(float))
+    peaks: dict[Key, float] = field(default_factory=dict)
+    writer: int = field(default_factory=lambda: random.getrandbits(62))
+    at_s: int | None = None
+    """Its begin by PostgreSQL's clock, once known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The kept series of a snapshot file."""
+
+    modified_ns: int
+    sums: Mapping[Key, float]
+    """Buckets hold the values up to their bound, as in the file."""
+    peaks: Mapping[Key, float]
+    version: str = ""
+    started_s: float = 0.0
+    """Seconds since 1970; 0 if unknown."""
+
+    @classmethod
+    def parse(cls, text: str, modified_ns: int = 0) -> Snapshot:
+        """The kept series in an exposition text."""
+        sums: defaultdict[Key, float] = defaultdict(float)
+        peaks: dict[Key, float] = {}
+        version, started_s = "", 0.0
+        for name, given, number in _LINE.findall(text):
+            value, labels = float(number), dict(_LABELS.findall(given))
+            if name == START_METRIC:
+                version, started_s = labels.get("version", ""), value
+            for series in _OF_SAMPLE.get(name, ()):
+                if series.kind == "peak":
+                    peaks[series.name, ALL] = value
+                else:
+                    label = "le" if series.kind == "time" else series.label
+                    sums[series.name, labels.get(label, ALL)] += value
+        return cls(modified_ns, sums, peaks, version, started_s)
+
+    def growth_since(self, before: Snapshot | None) -> dict[Key, float]:
+        """Growth by key; buckets hold the values above the bound before theirs.
+
+        The bound below a bucket with values is kept too, as percentiles need both.
+        """
+        grown: dict[Key, float] = {}
+        for key, value in self.sums.items():
+            was = before.sums.get(key, 0.0) if before is not None else 0.0
+            grown[key] = value - was if value >= was else value
+        kept = {key: value for key, value in grown.items() if value > 0}
+        for name in {name for name, _ in grown if SERIES[name].kind == "time"}:
+            below: Key | None
+            keys = sorted((key for key in grown if key[0] == name), key=lambda key: float(key[1]))
+            for below, key in zip([None, *keys], keys, strict=False):
+                kept.pop(key, None)
+                inside = grown[key] - (grown[below] if below is not None else 0.0)
+                if inside > 0:
+                    kept[key] = inside
+                    if below is not None:
+                        kept.setdefault(below, 0.0)
+        return kept
+
+
+def _sample_of(series: Series) -> str:
+    return f"{series.metric}_bucket" if series.kind == "time" else series.metric
+
+
+_OF_SAMPLE: Final[Mapping[str, list[Series]]] = {
+    name: [one for one in SERIES.values() if _sample_of(one) == name]
+    for name in {_sample_of(one) for one in SERIES.values() if one.metric}
+}
+_LINE: Final = re.compile(
+    rf"^({'|'.join(sorted([*_OF_SAMPLE, START_METRIC]))})(?:\{{(.*)\}})? (\S+)$", re.MULTILINE
+)
+_LABELS: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Recorder:
+    """Writes the history of `host` while no other process of the metrics folder does.
+
+    `engines` may raise a HeadraceError while there are none. Call `run`, cancel it, then `close`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engines: Callable[[], Engines],
+        *,
+        host: str,
+        center: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._engines = engines
+        self._host, self._center = host, center
+        self._clock = clock or SystemClock()
+        self._lock: int | None = None
+        self._seen: dict[str, Snapshot] | None = None
+        self._minute: Minute | None = None
+        self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
+        self._offset_s: float | None = None
+        """What PostgreSQL's clock is ahead of the monotonic one."""
+
+    async def run(self, *, wait_s: float = 0.0) -> None:
+        """Record until cancelled; try for the lock after `wait_s`."""
+        await self._clock.sleep(wait_s)
+        while True:
+            try:
+                await self.step()
+            except (HeadraceError, OSError) as error:
+                _often.warning("history_not_recorded", error=str(error))
+            await self._clock.sleep(READ_EVERY_S - self._now_s() % READ_EVERY_S)
+
+    async def step(self) -> None:
+        """Read once, if this process holds the lock; write the minutes that ended."""
+        if not self._holds_lock():
+            return
+        await self._read()
+        minute = self._minute
+        if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
+            self._end_minute()
+        await self._write()
+
+    async def close(self) -> None:
+        """Write what was read since the last minute, for up to CLOSE_S; release the lock."""
+        if self._lock is None:
+            return
+        with suppress(HeadraceError, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._read()
+                self._end_minute()
+                await self._write()
+        os.close(self._lock)
+        self._lock = None
+
+    def _holds_lock(self) -> bool:
+        if self._lock is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        return True
+
+    def _now_s(self) -> float:
+        """The time by PostgreSQL's clock, or by that of the host until it is known."""
+        if self._offset_s is None:
+            return self._clock.now().timestamp()
+        return self._clock.monotonic_s() + self._offset_s
+
+    def _begin_of(self, monotonic_s: float) -> int:
+        now_s = self._now_s() - self._clock.monotonic_s() + monotonic_s
+        return int(now_s // MINUTE_S) * MINUTE_S
+
+    async def _read(self) -> None:
+        """Add what happened since the last reading to the minute."""
+        before_s = self._minute.ended_s if self._minute is not None else None
+        found, down = await asyncio.gather(
+            asyncio.to_thread(read_folder, self._folder, self._seen or {}), self._down()
+        )
+        at_s = self._clock.monotonic_s()
+        if self._minute is None:
+            self._minute = self._new_minute(at_s)
+        minute = self._minute
+        minute.ended_s = at_s
+        for name, snapshot in found.items():
+            self._add(name, snapshot, minute)
+        for engine in down:
+            minute.sums[DOWN, engine] += at_s - (at_s if before_s is None else before_s)
+        self._seen = found
+
+    def _add(self, name: str, snapshot: Snapshot, minute: Minute) -> None:
+        """Add one file. At the first reading only a process that just started is news."""
+        before = None if self._seen is None else self._seen.get(name)
+        is_new = before is None
+        if self._seen is None:
+            is_new = self._clock.now().timestamp() - snapshot.started_s < MINUTE_S
+        elif before is None or before.modified_ns != snapshot.modified_ns:
+            for key, value in snapshot.growth_since(before).items():
+                minute.sums[key] += value
+        if is_new and snapshot.version:
+            role = name.partition(".")[0].rpartition("-")[0] or name.partition(".")[0]
+            minute.sums[STARTS, f"{role} {snapshot.version}"] += 1
+        if is_new or before is None or before.modified_ns != snapshot.modified_ns:
+            for key, value in snapshot.peaks.items():
+                minute.peaks[key] = max(value, minute.peaks.get(key, 0.0))
+
+    async def _down(self) -> list[str]:
+        """The engines that do not answer; PostgreSQL's answer is its clock."""
+
+        async def postgres() -> None:
+            began_s = self._clock.monotonic_s()
+            found: float = await engines.postgres.value(SQL.history_clock)
+            # Half of the round trip is the best guess of when the clock was read.
+            self._offset_s = found - (began_s + self._clock.monotonic_s()) / 2
+
+        engines = self._engines()
+        checks: dict[str, Callable[[], Awaitable[Any]]] = {
+            "postgres": postgres,
+            "valkey": engines.valkey.open,
+            "blobs": engines.blobs.open,
+        }
+        answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
+        return [name for name, is_up in zip(checks, answers, strict=True) if not is_up]
+
+    def _end_minute(self) -> None:
+        minute = self._minute
+        if minute is not None and minute.ended_s > minute.began_s:
+            self._waiting.append(minute)
+            self._minute = self._new_minute(minute.ended_s)
+
+    def _new_minute(self, at_s: float) -> Minute:
+        """A minute from `at_s` on. One that is nearly over belongs to the next."""
+        left_s = MINUTE_S - (at_s - self._clock.monotonic_s() + self._now_s()) % MINUTE_S
+        return Minute(at_s, at_s, at_s + left_s + (MINUTE_S if left_s < READ_EVERY_S / 2 else 0))
+
+    async def _write(self) -> None:
+        """Write the minutes that wait, oldest first. Raises: PostgresDown."""
+        while self._waiting and self._offset_s is not None:
+            minute = self._waiting[0]
+            if minute.at_s is None:
+                minute.at_s = self._begin_of((minute.began_s + minute.ended_s) / 2)
+            await self._insert(minute, minute.at_s)
+            self._waiting.popleft()
+
+    async def _insert(self, minute: Minute, at_s: int) -> None:
+        async with self._engines().postgres.transaction() as tx:
+            await tx.run(
+                SQL.insert_minute,
+                at_s=float(at_s),
+                host=self._host,
+                writer=minute.writer,
+                center=self._center,
+                seconds=minute.ended_s - minute.began_s,
+                sums=_document(minute.sums),
+                peaks=_document(minute.peaks),
+            )
+            hour_s = float(at_s // HOUR_S * HOUR_S)
+            await tx.value(SQL.sum_history_hour, hour_s=hour_s, host=self._host)
+            await tx.run(SQL.delete_old_minutes, kept_s=MINUTES_KEPT_S, rows_max=DELETED_MAX)
+            await tx.run(SQL.delete_old_hours, kept_s=HOURS_KEPT_S, rows_max=DELETED_MAX)
+
+
+def read_folder(folder: Path, seen: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
+    """The snapshots of a folder by name; files that did not change since `seen` are not parsed."""
+    found: dict[str, Snapshot] = {}
+    for path in folder.glob("*.prom"):
+        with suppress(FileNotFoundError):
+            modified_ns = path.stat().st_mtime_ns
+            before = seen.get(path.stem)
+            if before is not None and before.modified_ns == modified_ns:
+                found[path.stem] = before
+            else:
+                found[path.stem] = Snapshot.parse(path.read_text(), modified_ns)
+    return found
+
+
+def _document(values: Mapping[Key, float]) -> str:
+    """`{series: {key: value}}`, without zeros except of buckets."""
+    found: dict[str, dict[str, float]] = {}
+    for (series, key), value in values.items():
+        if value or SERIES[series].kind == "time":
+            found.setdefault(series, {})[key] = round(value, 6)
+    return msgspec.json.encode(found).decode()
+
+
+async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
+    try:
+        await asyncio.wait_for(check(), CHECK_S)
+    except (HeadraceError, TimeoutError):
+        return False
+    return True

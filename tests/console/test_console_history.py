@@ -1,0 +1,162 @@
+"""Charts over time: drawn from recorded minutes, selected, marked, and readable without scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from browser import WIDTHS, browsing
+from recorded import QUEUES, record
+from served import app_of, serving, visiting
+from tests.kit.waiting import wait_true
+
+from headrace.engines.endpoints import Endpoints
+
+ROOMS = {
+    "/console": ("jobs-ended", "http_time-line"),
+    "/console/jobs": ("jobs-queues", "jobs_wait-line", "jobs_run-heat"),
+    "/console/fetch": ("fetch_photos-stack", "fetch_first_byte-heat"),
+    "/console/views": ("views_hits-stack", "views_lag-line"),
+    "/console/feed": ("feed_pages-stack", "feed_page_time-heat"),
+    "/console/media": ("media_requests-stack", "media_ttfb-line"),
+}
+PICTURES = "HISTORY_PICTURES"
+"""Environment variable with a folder: then every board is also written there as a picture."""
+
+
+@pytest.fixture(scope="module")
+async def site(tmp_path_factory, running_engines):
+    """A served console whose database has three hours of minutes."""
+    folder = tmp_path_factory.mktemp("history")
+    async with running_engines.database() as url:
+        valkey_url = running_engines.endpoints.valkey_url
+        app = app_of(folder, Endpoints(url, valkey_url, (folder / "blobs").as_uri()))
+        for queue in QUEUES:
+            await app.jobs.queues.create(queue)
+        await record(app.engines.postgres, minutes=1500 if PICTURES in os.environ else 180)
+        async with serving(app) as address:
+            yield app, address
+
+
+@pytest.fixture
+def open_tab(chromium, site):
+    """`async with open_tab(width=360) as screen`: a logged-in tab of the served console."""
+
+    @asynccontextmanager
+    async def opened(**options):
+        async with visiting(*site) as visitor:
+            cookies = [
+                {"name": name, "value": value, "url": f"{site[1]}/console"}
+                for name, value in visitor.client.cookies.items()
+            ]
+            async with browsing(chromium, site[1], cookies=cookies, **options) as screen:
+                yield screen
+
+    return opened
+
+
+async def drawn(screen, name):
+    """Wait until a chart is drawn."""
+    await screen.page.locator(f"[data-chart='{name}'].drawn canvas").wait_for()
+
+
+async def brush(screen, name, first, last):
+    """Drag over a part of a chart, given as shares of its width."""
+    over = screen.page.locator(f"[data-chart='{name}'] .u-over")
+    await over.scroll_into_view_if_needed()
+    box = await over.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    await screen.page.mouse.move(box["x"] + box["width"] * first, middle)
+    await screen.page.mouse.down()
+    await screen.page.mouse.move(box["x"] + box["width"] * last, middle, steps=4)
+    await screen.page.mouse.up()
+
+
+async def test_every_room_draws_its_minutes(open_tab):
+    async with open_tab() as screen:
+        for path, names in ROOMS.items():
+            await screen.open(path)
+            for name in names:
+                await drawn(screen, name)
+            assert await screen.findings(rules=["color-contrast", "list", "svg-img-alt"]) == []
+        legend = screen.page.locator("[data-chart='media_requests-stack'] .u-legend")
+        assert re.search(r"2xx\s*[\d.,]+k?", await legend.inner_text())
+
+
+async def test_a_selection_opens_the_failed_jobs_of_its_time_or_zooms(open_tab):
+    async with open_tab() as screen:
+        await screen.open("/console/jobs")
+        await drawn(screen, "jobs-ended")
+        await brush(screen, "jobs-ended", 0.4, 0.6)
+        link = screen.page.locator("[data-chart='jobs-ended'] .brushed a")
+        address = await link.first.get_attribute("href")
+        assert re.search(r"/jobs/jobs\?state=failed&from=[^&]+Z&to=[^&]+Z$", address)
+        await drawn(screen, "jobs_wait-line")
+        async with screen.page.expect_navigation(wait_until="load"):
+            await brush(screen, "jobs_wait-line", 0.4, 0.6)
+        assert "from=" in screen.page.url
+        await drawn(screen, "jobs_wait-line")
+        assert "to" in await screen.text(".board-head small")
+
+
+async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
+    async with open_tab() as screen:
+        await screen.open("/console/views?range=6h")
+        await drawn(screen, "views_hits-stack")
+        over = screen.page.locator("[data-chart='views_hits-stack'] .u-over")
+        box = await over.bounding_box()
+        other = screen.page.locator("[data-chart='views_lag-line'] .u-legend")
+        before = await other.inner_text()
+        assert "latest" in before
+        await screen.page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 60)
+
+        async def is_moved():
+            return "latest" not in await other.inner_text()
+
+        await wait_true(is_moved, what="the other chart shows the same time")
+        events = screen.page.locator(".marks")
+        await events.locator("summary").click()
+        text = await events.inner_text()
+        assert "outage: valkey did not answer" in text
+        assert "deploy: api started on alpha, version 0.2.0" in text
+
+
+async def test_charts_by_host_and_without_scripts(open_tab):
+    async with open_tab(scripts=False) as screen:
+        await screen.open("/console/media")
+        await screen.press(".choices a:has-text('by host')")
+        text = await screen.text("[data-chart='media_requests-stack']")
+        assert "alpha" in text
+        assert "beta" in text
+        await screen.press(".choices a:has-text('6h')")
+        assert "by=host" in screen.page.url
+        assert await screen.page.locator(".lines polyline").count() > 4
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["range=2h", "from=x&to=y", "from=2026-01-02&to=2026-01-01", "by=queue", "from=2026-01-01",
+     "from=1900-01-01&to=2026-01-01"],
+)  # fmt: skip
+async def test_a_bad_range_is_refused(site, query):
+    async with visiting(*site) as visitor:
+        assert (await visitor.get(f"/console/views?{query}")).status_code == 422
+
+
+@pytest.mark.skipif(PICTURES not in os.environ, reason="writes pictures to look at")
+@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_pictures_of_boards(open_tab, size, scheme):
+    folder = Path(os.environ[PICTURES])
+    async with open_tab(width=WIDTHS[size], scheme=scheme) as screen:
+        for path, names in ROOMS.items():
+            await screen.open(f"{path}?range={'6h' if size == 'desk' else '1h'}")
+            await drawn(screen, names[0])
+            assert await screen.overflow() == 0
+            room = path.rpartition("/")[2]
+            await screen.page.screenshot(
+                path=folder / f"{room}-{size}-{scheme}.png", full_page=True
+            )

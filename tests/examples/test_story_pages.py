@@ -1,0 +1,204 @@
+"""The demo's search, tour and panel: who may break what, and whether a loss would be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sqlite3
+import time
+
+import pytest
+from examples.bazaar.adverts import Advert, Adverts, Photo
+from examples.bazaar.breaks import flush_valkey
+from examples.bazaar.followers import post_of
+from examples.bazaar.origins import Host
+from examples.bazaar.panel import is_own_peer
+from examples.bazaar.pictures import Album, cover
+from examples.bazaar.records import BREAKS, Records
+from examples.bazaar.scenes import CATEGORIES, LOOKS, draw
+from examples.bazaar.shop import make_web
+from examples.bazaar.shops import first_wares, shop_named
+from examples.bazaar.tour import STEPS
+from litestar.testing import AsyncTestClient
+
+from headrace import Headrace
+from headrace.console.screens import ROOMS
+
+PHOTO = Photo("http://shop/a.jpg", "photos/a.jpg", "ab", "stored", 3)
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """The site's tables, with an advert for each page of the tour."""
+    adverts, records = Adverts(tmp_path / "bazaar.sqlite"), Records(tmp_path / "bazaar.sqlite")
+    adverts.create()
+    records.create()
+    for name in ("velo-ada", "sleepy-moss"):
+        for ware in first_wares(shop_named(name))[:3]:
+            about = (name, ware.id, 1, ware.title, str(ware.price), (PHOTO,))
+            adverts.show(Advert(*about, ware.category, ware.text), action="publish")
+            adverts.index(name, ware.id, f"{ware.title} {ware.category}")
+    return adverts, records
+
+
+@pytest.fixture
+async def site(running_engines, database_url, valkey, tmp_path, stores):
+    """The pages over the engines; its requests have no peer on loopback."""
+    flags = {
+        "data.folder": str(tmp_path),
+        "postgres.url": database_url,
+        "valkey.url": running_engines.endpoints.valkey_url,
+        "valkey.prefix": valkey.prefix,
+        "blobs.url": (tmp_path / "blobs").as_uri(),
+    }
+    headrace = Headrace(flags=flags)
+    for advert in stores[0].shown():
+        await headrace.feed.post(advert.shop, post_of(advert.shop, advert.item))
+    async with AsyncTestClient(make_web(headrace, *stores), base_url="http://shop.test") as client:
+        yield client
+
+
+async def test_every_step_of_the_tour_has_its_page_and_its_screen(site):
+    screens = [screen.path for room in ROOMS for screen in room.screens]
+    patterns = [re.sub(r"\{[^}]+\}", "[^/]+", path.rstrip("/")) for path in screens]
+    origin = {"origin": "http://shop.test"}
+    for step in STEPS:
+        taken = await site.post(
+            "/tour", data={"step": step.number}, headers=origin, follow_redirects=False
+        )
+        assert taken.headers["location"] == step.path
+        page = await site.get(step.path)
+        assert (page.status_code, step.title in page.text) == (200, True)
+        assert f"/console{step.screen}".replace("&", "&amp;") in page.text
+        path = step.screen.partition("?")[0]
+        assert any(re.fullmatch(pattern, path) for pattern in patterns), path
+    sellers = (await site.get("/sellers")).text
+    assert sellers.index("Sleepy Moss") < sellers.index("Velo Ada")
+    await site.post("/tour", data={"step": 0}, headers=origin)
+    assert "Take the tour" in (await site.get("/")).text
+    foreign = await site.post("/tour", data={"step": 1}, headers={"origin": "http://elsewhere"})
+    assert foreign.status_code == 403
+
+
+async def test_search_finds_adverts_by_the_beginnings_of_words(site):
+    ware = first_wares(shop_named("velo-ada"))[1]
+    for words in (ware.title, ware.title.upper(), ware.title[:3], f"{ware.category} {ware.title}"):
+        assert ware.id in (await site.get("/", params={"q": words})).text
+    for words in ("nothing like it", "%", "') OR 1=1 --", "a" * 5000, "\x00"):
+        page = await site.get("/", params={"q": words})
+        assert (page.status_code, "has all of these words" in page.text or words == "%") == (
+            200,
+            True,
+        )
+    inside = await site.get("/", params={"category": ware.category})
+    assert ware.id in inside.text
+    assert "sleepy-moss-0002" not in inside.text
+
+
+async def test_only_the_demo_s_own_user_may_break_it(site, stores):
+    own = {"origin": "http://shop.test"}
+    for headers in ({}, {"origin": "http://elsewhere"}, own):
+        for path in ("/break", "/console"):
+            refused = await site.post(path, data={"kind": "slot"}, headers=headers)
+            assert refused.status_code == 403
+    assert stores[1].breaks(10) == []
+    assert "Only the user who started the demo" in refused.text
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            assert is_own_peer("127.0.0.1", peer.getsockname()[1], port)
+            assert not is_own_peer("127.0.0.1", peer.getsockname()[1], port + 1)
+            assert not is_own_peer("192.0.2.1", peer.getsockname()[1], port)
+    ended = [is_own_peer("127.0.0.1", 1, port)]
+    assert ended == [False]
+
+
+def test_tables_of_another_version_are_named(tmp_path):
+    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+        connection.execute("CREATE TABLE opened (one INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
+    with pytest.raises(sqlite3.OperationalError, match="is_counted"):
+        Adverts(tmp_path / "old.sqlite").create()
+
+
+def test_a_fault_is_open_once_and_forgotten_without_a_demo(stores, monkeypatch):
+    records = stores[1]
+    assert all(records.ask_break(kind) for kind in BREAKS)
+    assert not any(records.ask_break(kind) for kind in BREAKS)
+    first = records.next_break()
+    assert first.kind == BREAKS[0]
+    records.note_break(first.id, began_at=time.time(), ended_at=time.time())
+    assert records.next_break().kind == BREAKS[1]
+    records.note_break(first.id, recovered_at=time.time() + 2.5)
+    found = next(one for one in records.breaks(10) if one.id == first.id)
+    assert (found.is_open, round(found.recovery_s, 1)) == (False, 2.5)
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert records.next_break() is None
+
+
+def test_a_lost_a_doubled_and_a_repeated_errand_are_seen(stores, tmp_path):
+    records = stores[1]
+    records.ask([(uid, "bazaar.mail") for uid in ("a", "b", "c", "refused")])
+    records.accept(["a", "b", "c"])
+    with pytest.raises(OSError, match="crash"), records.running("a"):
+        raise OSError("crash")
+    killed = records.running("b")
+    killed.__enter__()
+    assert records.open_runs() == {os.getpid(): {"b"}}
+    for uid in ("a", "b"):
+        with records.running(uid) as run:
+            assert run == 2
+            records.take_effect(uid)
+            records.take_effect(uid)
+    for _ in range(2):
+        seen = records.errands()
+        assert (seen.accepted, seen.done, seen.doubled, seen.repeated) == (3, 2, 0, 1)
+        records.fold(older_than_s=-1)
+    assert records.open_runs() == {}
+    records.take_effect("c")
+    with sqlite3.connect(tmp_path / "bazaar.sqlite") as connection:
+        connection.execute("INSERT INTO effect (uid, at) VALUES ('c', 0)")
+    records.fold(older_than_s=-1)
+    assert (records.errands().done, records.errands().doubled) == (3, 1)
+
+
+async def test_a_hanging_host_is_silent_until_its_time(tmp_path):
+    file = tmp_path / "hanging.json"
+    with (tmp_path / "log").open("w") as log:
+        host = Host(shop_named("velo-ada"), Album(), log, file)
+        assert host._hangs_s() <= 0
+        file.write_text(json.dumps({"velo-ada": time.time() + 9}))
+        assert 8 < host._hangs_s() <= 9
+        file.write_text(json.dumps({"other": time.time() + 9}))
+        assert host._hangs_s() <= 0
+
+
+async def test_valkey_is_emptied_through_a_folder_of_any_length(tmp_path):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    requests = []
+
+    async def answer(reader, writer):
+        requests.extend([await reader.readline(), await reader.readline()])
+        writer.write(b":12\r\n+OK\r\n")
+
+    handle = os.open(folder, os.O_RDONLY)
+    async with await asyncio.start_unix_server(answer, f"/proc/self/fd/{handle}/valkey.sock"):
+        assert await flush_valkey(folder) == 12
+    os.close(handle)
+    assert requests == [b"DBSIZE\r\n", b"FLUSHALL SYNC\r\n"]
+
+
+def test_pictures_of_a_category_differ_and_are_kept(tmp_path):
+    shapes = {draw(category, 0).view(is_near=False).tobytes() for category in CATEGORIES}
+    assert len(shapes) == len(CATEGORIES)
+    album = Album(tmp_path)
+    names = [f"books-{look:02}-x-a.jpg" for look in (0, LOOKS // 3, 2 * LOOKS // 3)]
+    photos = [album.photo(name) for name in names]
+    assert len(set(photos)) == 3
+    assert len(list(tmp_path.iterdir())) == 6
+    assert [Album(tmp_path).photo(name) for name in names] == photos
+    assert cover("one") == cover("one") != cover("two")
