@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from contextlib import asynccontextmanager
@@ -134,6 +135,14 @@ async def test_charts_by_host_and_without_scripts(open_tab):
         await screen.press(".choices a:has-text('6h')")
         assert "by=host" in screen.page.url
         assert await screen.page.locator(".lines polyline").count() > 4
+
+
+async def test_a_range_begins_with_the_history_of_a_young_site(site):
+    async with visiting(*site) as visitor:
+        answer = await visitor.get("/console/views?range=6h")
+    [xs, *_] = re.findall(r'"xs":\s*\[([^\]]+)\]', html.unescape(answer.text))
+    first, *_, last = map(float, xs.split(","))
+    assert 2.5 <= (last - first) / 3600 <= 3.1
 
 
 @pytest.mark.parametrize(

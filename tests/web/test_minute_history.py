@@ -293,6 +293,7 @@ async def test_a_history_without_rows_has_gaps(reader, by):
         for one in found.series:
             assert all(line.values == [None] * len(found.is_recorded) for line in one.lines)
     assert await reader.marks() == []
+    assert await reader.begin() is None
 
 
 def test_every_series_is_documented():

@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
@@ -36,6 +36,8 @@ LINES_MAX: Final = 8
 OTHERS: Final = "others"
 OTHER_QUEUES: Final = "other queues"
 MINUTE_S: Final = 60
+STEPS_MIN: Final = 15
+"""Steps that a range shows at least, also of a site that is younger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +241,7 @@ class _Loader:
             chart = self._chart(spec, by_name[spec.series])
             if chart is not None:
                 charts.append((f"{spec.series}-{spec.kind}", spec.label, chart))
+        cut = await self._steps_before_begin(steps or [])
         parts = [
             name
             for name, values in (("host", found.hosts), ("center", found.centers))
@@ -246,13 +249,21 @@ class _Loader:
         ]
         return Board(
             range=self._board.range,
-            span=span,
+            span=replace(span, from_at=span.from_at + cut * timedelta(seconds=span.step_s)),
             by=self._by,
             parts=parts,
-            charts=charts,
+            charts=[(name, label, chart.since(cut)) for name, label, chart in charts],
             marks=marks,
             is_empty=not any(found.is_recorded) and not steps,
         )
+
+    async def _steps_before_begin(self, steps: Sequence[QueueStep]) -> int:
+        """Steps to leave out, so that a range does not begin before a young site's history."""
+        begin = await self._context.history.begin()
+        if not self._board.range or begin is None:
+            return 0
+        first = min([begin, *(step.at for step in steps)])
+        return max(0, min(self._span.index(first) - 1, self._span.steps - STEPS_MIN))
 
     async def _steps(self) -> list[QueueStep] | None:
         """Counts of queues, on boards that show them to callers who may see them."""

@@ -21,7 +21,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -434,6 +434,11 @@ class Chart:
     bounds_s: Sequence[float] = ()
     """Upper bounds of the counts of a heat map; the last count is over all of them."""
     counts: Sequence[Sequence[float] | None] = ()
+
+    def since(self, index: int) -> Chart:
+        """The chart without the points before `index`."""
+        lines = [replace(line, values=line.values[index:]) for line in self.lines]
+        return replace(self, xs=self.xs[index:], lines=lines, counts=self.counts[index:])
 
     def document(self) -> dict[str, Any]:
         """The data that the page's script draws."""

@@ -192,6 +192,11 @@ class History:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
+    async def begin(self) -> datetime | None:
+        """Since when there is history. Raises: PostgresDown."""
+        found: datetime | None = await self._postgres.value(SQL.history_begin)
+        return found
+
     async def read(
         self,
         series: Sequence[str],

@@ -43,3 +43,9 @@ FROM (
     SELECT h.at, h.host, h.center, h.seconds FROM headrace.history_hour h
     WHERE :is_hourly::boolean AND h.at >= :from_at AND h.at < :to_at
 ) r GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+
+-- name: history_begin
+-- Since when there is history, NULL for none. An hour begins before its first minute.
+SELECT CASE WHEN h.at < date_trunc('hour', m.at) THEN h.at ELSE m.at END
+FROM (SELECT min(at) AS at FROM headrace.history_minute) m,
+    (SELECT min(at) AS at FROM headrace.history_hour) h;
