@@ -71,11 +71,15 @@ def small(png: bytes) -> bytes:
 
 async def whole_page(page, width, height):
     """A screenshot of a window as high as its page, so that nothing in it scrolls."""
-    for _ in range(3):
+    for _ in range(5):
         await page.set_viewport_size({"width": width, "height": height})
         await page.evaluate(DRAWN)
-        height = max(height, await page.evaluate("document.documentElement.scrollHeight"))
-    return await page.screenshot(full_page=True)
+        png = await page.screenshot(full_page=True)
+        needed = await page.evaluate("document.documentElement.scrollHeight")
+        if needed <= height:
+            break
+        height = needed  # a live page may have grown meanwhile
+    return png
 
 
 async def work(screen, stack):
