@@ -21,7 +21,7 @@ PORT = compile_query("test", "-- Who answers.\nSELECT current_setting('port')::i
 WORDS = compile_query(
     "test", "-- What others read.\nSELECT coalesce(array_agg(word), '{}') FROM mark"
 )
-CONFIG = PostgresConfig(connect_timeout_s=2.0, statement_timeout_s=1.0)
+CONFIG = PostgresConfig(connect_timeout_s=5.0, statement_timeout_s=1.0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncpg
-from tests.kit.processes import free_ports
+from tests.kit.processes import free_ports, is_alive, wait_until
 from tests.kit.run_cleanup import postgres_memory
 from tests.kit.waiting import wait_true
 
@@ -140,12 +140,15 @@ class OwnPostgres(_Server):
         """Kill the server's processes, and remove its shared memory as its next start would."""
         process, self._process = self._process, None
         assert process is not None
+        # A stopped server forks no child that would outlive it and keep its memory in use.
+        process.send_signal(signal.SIGSTOP)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         pids = (process.pid, *map(int, children))
         memory = {path for pid in pids for path in postgres_memory(pid)}
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         process.wait()
+        wait_until(lambda: not any(map(is_alive, pids)), what="all processes of the server ended")
         for path in memory:
             path.unlink(missing_ok=True)
 
