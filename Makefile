@@ -73,7 +73,7 @@ lock: ## Resolve both lock files again (hashes, no index in them)
 clean: ## Remove the environment, the caches and the demo's data folder
 	rm -rf .venv .venv-lock .venv-bench .venv-short .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
 
-# The demo needs a quarter of what tests, documentation and linters need.
+# The demo needs neither the tools of tests and documentation nor linters.
 $(DEMO_SET_UP): requirements-demo.lock pyproject.toml
 	@$(PYTHON) tools/set_up.py $(VENV) requirements-demo.lock
 	@touch $(DEMO_SET_UP)

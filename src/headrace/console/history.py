@@ -259,8 +259,10 @@ class _Loader:
 
     async def _steps_before_begin(self, steps: Sequence[QueueStep]) -> int:
         """Steps to leave out, so that a range does not begin before a young site's history."""
+        if not self._board.range:
+            return 0
         begin = await self._context.history.begin()
-        if not self._board.range or begin is None:
+        if begin is None:
             return 0
         first = min([begin, *(step.at for step in steps)])
         return max(0, min(self._span.index(first) - 1, self._span.steps - STEPS_MIN))

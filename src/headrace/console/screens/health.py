@@ -127,10 +127,7 @@ def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Iss
             if one.state == "failed"
             else "Their worker process crashed each time. Check memory and payloads, then retry"
             " them.",
-            remedies=[
-                Remedy("jobs.bulk_retry", matching, "Retry all"),
-                Remedy("jobs.bulk_delete", matching, "Delete all"),
-            ],
+            remedies=_remedies_of(matching),
         )
     others = found[CAUSES_SHOWN:]
     if others:
@@ -141,6 +138,13 @@ def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Iss
             text=f"{pluralize(sum(one.jobs for one in others), 'job')} failed in the last hour",
             fix="",
         )
+
+
+def _remedies_of(matching: dict[str, str]) -> list[Remedy]:
+    return [
+        Remedy("jobs.bulk_retry", matching, "Retry all"),
+        Remedy("jobs.bulk_delete", matching, "Delete all"),
+    ]
 
 
 def kept_issues(
@@ -163,10 +167,7 @@ def kept_issues(
             text=f"{'over ' if queue.failed_is_capped else ''}{jobs} kept, "
             + ("some from the last minutes" if is_new else "none from the last hour"),
             fix="Retry or delete them. They are deleted after `jobs.failed_kept`.",
-            remedies=[
-                Remedy("jobs.bulk_retry", matching, "Retry all"),
-                Remedy("jobs.bulk_delete", matching, "Delete all"),
-            ],
+            remedies=_remedies_of(matching),
         )
     others = kept[CAUSES_SHOWN:]
     if others:
