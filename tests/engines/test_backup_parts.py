@@ -11,6 +11,7 @@ import pytest
 
 from headrace.engines.backup.archive import (
     Archive,
+    ArchiveInside,
     ArchiveTaken,
     BackupConfig,
     Base,
@@ -197,6 +198,18 @@ async def put_base(archive, days_ago, generation=1):
     await archive.complete(base)
     await archive.put_part(generation, segment_name(1, start), FULL, b"log")
     return base
+
+
+async def test_an_archive_inside_the_data_folder_is_refused(tmp_path):
+    folder, other = tmp_path / "data", tmp_path / "other"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for place in (folder, folder / "backups", tmp_path / "link" / "backups"):
+        config = BackupConfig(url=place.as_uri())
+        for writes in (True, False):
+            with pytest.raises(ArchiveInside, match="another disk"):
+                Archive(config, folder, writes=writes)
+        await Archive(config, other).close()
 
 
 async def test_what_no_restore_needs_is_deleted(archive, tmp_path):

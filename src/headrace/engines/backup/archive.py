@@ -60,6 +60,12 @@ class ArchiveTaken(Conflict):
     code = "backup.taken"
 
 
+class ArchiveInside(InvalidInput):
+    """`backup.url` is a folder inside the data folder, with whose disk it would be lost."""
+
+    code = "backup.inside_data"
+
+
 class Fenced(Conflict):
     """Another data folder was promoted, so this one may no longer run as the primary."""
 
@@ -156,6 +162,8 @@ class Archive:
 
     If the folder `writes`, a missing archive folder is created at its first use. A folder that was
     used and is missing later is refused (see `mount_guard`).
+
+    Raises: BackupNotConfigured, ArchiveInside.
     """
 
     def __init__(self, config: BackupConfig, folder: Path, *, writes: bool = False) -> None:
@@ -168,6 +176,11 @@ class Archive:
             name = hashlib.sha256(config.url.encode()).hexdigest()[:16]
             record = StoreRecord(folder / STORE_RECORDS / name, may_create=writes)
             place = Path(unquote(parts.path))
+            if place.resolve().is_relative_to(folder.resolve()):
+                raise ArchiveInside(
+                    f"backup.url {config.url} is inside the data folder {folder}, and would be lost"
+                    " with it: set HEADRACE_BACKUP_URL to a folder on another disk"
+                )
             if writes and not record.file.exists() and place.parent.is_dir():
                 # The archive has every row and key of the site.
                 place.mkdir(mode=0o700, exist_ok=True)
