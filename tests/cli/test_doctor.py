@@ -162,6 +162,14 @@ async def test_a_folder_that_is_no_site_is_named_instead_of_missing_engines(tmp_
     await primary.claim(new_holder(await primary.holder(), folder, generation=2))
     [found] = await reported()
     assert "promoted to generation 2" in found.text
+    (folder / "recovering").unlink()
+    (folder / "postgres").mkdir()
+    await primary.claim(new_holder(await primary.holder(), tmp_path / "other", generation=3))
+    [found] = await reported()
+    assert found.subject == "engines"
+    assert "run `headrace promote`, then `headrace up`" in found.fix
+    [found] = [one for one in await check_up(app, ()) if one.subject == "backup"]
+    assert f"{tmp_path / 'other'} on" in found.text
     (folder / "fenced").write_text('{"reason": "another one is"}')
     [found] = await reported()
     assert found.text == "it was the primary: another one is"

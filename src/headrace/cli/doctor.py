@@ -18,7 +18,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.cli.app_context import App
-from headrace.cli.doctor_backup import check_archive, check_backup, check_standby, special_folder
+from headrace.cli.doctor_backup import (
+    NOT_PROMOTED_FIX,
+    check_archive,
+    check_backup,
+    check_standby,
+    special_folder,
+)
 from headrace.cli.doctor_engines import (
     CHECK_S,
     Finding,
@@ -50,6 +56,7 @@ from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
+UP_FIX: Final = "run `headrace up`"
 DIED_LATELY_S: Final = 300.0
 WEBHOOK_FAILURES_SEEN: Final = 5
 """Consecutive failures that are reported: about a minute and a half."""
@@ -74,11 +81,14 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         if serves_media_alone(app):
             findings.append(Finding("engines", "ok", "none needed: this machine only serves media"))
             return [*findings, *await _run_checks([*_media_checks(app)])]
-        findings.append(Finding("engines", "fail", error.text, "run `headrace up`"))
         # A missing object store may be the cause.
         checks = _media_checks(app)[:1] if (app.data_folder / RECORD_FILE).exists() else []
         checks.append(("backup archive", lambda: check_archive(app)))
-        return [*findings, *await _run_checks(checks)]
+        found = await _run_checks(checks)
+        is_restored = NOT_PROMOTED_FIX in [one.fix for one in found]
+        # Without a promotion `headrace up` refuses this folder.
+        text, fix = ("no engines run", NOT_PROMOTED_FIX) if is_restored else (error.text, UP_FIX)
+        return [*findings, Finding("engines", "fail", text, fix), *found]
     except HeadraceError as error:
         return [*findings, Finding("engines", "fail", error.text)]
     checks = [

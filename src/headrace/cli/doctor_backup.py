@@ -31,6 +31,10 @@ BEHIND_S_MIN: Final = 60.0
 VERIFIED_AGE_MAX: Final = timedelta(days=30)
 FIRST_BASE_S: Final = 600.0
 """A new generation may be without a base backup for this long."""
+NOT_PROMOTED_FIX: Final = (
+    "to replace that one with this folder, run `headrace promote`, then `headrace up`; only to look"
+    " at it, run `headrace up --engines-only`"
+)
 STANDBY_BEHIND_BYTES_MAX: Final = 64 * 2**20
 SQL: Final = load_queries("headrace.engines")
 
@@ -70,10 +74,9 @@ async def check_backup(app: App, engines: Engines) -> list[Finding]:
         except HeadraceError as error:
             return [*found, Finding("backup", "fail", error.text)]
         holder = state.holder
-        if holder is not None and holder.folder_id != read_identity(app.data_folder).folder_id:
-            text = f"this folder does not write to the archive: {holder.folder} does"
-            fix = "`headrace promote`, if this folder is to replace that one"
-            return [*found, Finding("backup", "warn", text, fix)]
+        other = _other_holder(holder, app.data_folder)
+        if other is not None:
+            return [*found, other]
         log = await newest_log(archive, holder.generation) if holder is not None else None
     return [
         *found,
@@ -99,7 +102,19 @@ async def check_archive(app: App) -> list[Finding]:
     if config.url is None or app.configured_urls().postgres_url:
         return []
     async with opened(app, config) as archive:
-        return await _check_writes(archive)
+        found = await _check_writes(archive)
+        if found[-1].state == "fail" or not (app.data_folder / "postgres").is_dir():
+            return found
+        other = _other_holder(await archive.holder(), app.data_folder)
+        return [*found, other] if other is not None else found
+
+
+def _other_holder(holder: Holder | None, folder: Path) -> Finding | None:
+    """The finding for a restored folder that is not promoted, with the next step."""
+    if holder is None or holder.folder_id == read_identity(folder).folder_id:
+        return None
+    text = f"this folder does not write to the archive: {holder.folder} on {holder.host} does"
+    return Finding("backup", "warn", text, NOT_PROMOTED_FIX)
 
 
 async def _check_writes(archive: Archive) -> list[Finding]:
