@@ -82,6 +82,7 @@ def test_acknowledged_jobs_survive_the_loss_of_the_disk_and_kills_of_each_step(b
     assert "headrace promote" in site.refused("up", exit_code=5)
     site.run("promote")
     site.up()
+    assert not site.process.events("host_waits"), "the lost host's agent has no lease"
     for job in (first, last):
         assert site.document("GET", f"/v1/jobs/{job}")["state"] == "scheduled"
     assert site.run("backup", "verify")["rows"] > 0
@@ -120,6 +121,8 @@ def test_a_promoted_standby_continues_as_the_site_and_the_former_primary_stops(b
         for job in jobs:
             assert site.document("GET", f"/v1/jobs/{job}")["state"] == "scheduled"
         wait_until(lambda: standby.events("base_backup_taken"), what="generation 2 has a backup")
+        assert not standby.events("host_waits"), "the former primary's agent has no lease"
+        assert standby.events("base_backup_taken")[-1]["role"] == "up"
         # Also without the archive the former primary does not start.
         nowhere = (site.folder / "other").as_uri()
         assert "backup.fenced" in site.refused("up", exit_code=5, HEADRACE_BACKUP_URL=nowhere)
@@ -141,6 +144,32 @@ def test_an_archive_that_is_away_is_reported_and_the_site_continues(backed_up):
     shutil.move(site.folder / "unmounted", site.archive)
     wait_until(site.is_archived, what="the archiver catches up")
     assert site.process.events("role_died") == []
+
+
+def test_a_standby_that_could_not_be_made_leaves_nothing(tmp_path):
+    site, second = Site(tmp_path / "site"), tmp_path / "site" / "second"
+    for url, code in [("archive", "backup.none"), ("second/inside", "backup.inside_data")]:
+        env = {"HEADRACE_BACKUP_URL": (site.folder / url).as_uri()}
+        for _ in range(2):
+            arguments = ["standby", "--data", str(second)]
+            process = HeadraceProcess(arguments, folder=site.folder, env=env)
+            assert process.wait_exit() in (2, 4)
+            assert code in process.err
+            assert not second.exists()
+        second.mkdir()
+        process = HeadraceProcess(arguments, folder=site.folder, env=env)
+        assert process.wait_exit() in (2, 4)
+        assert list(second.iterdir()) == []
+        second.rmdir()
+
+
+def test_each_command_refuses_an_archive_inside_the_data_folder(tmp_path):
+    site = Site(tmp_path / "site")
+    env = {"HEADRACE_BACKUP_URL": (site.folder / "headrace-data" / "archive").as_uri()}
+    for words in ("up", "backup", "backup ls", "backup verify", "restore", "promote", "standby"):
+        process = HeadraceProcess(words.split(), folder=site.folder, env=env)
+        assert process.wait_exit() == 2, words
+        assert "backup.inside_data" in process.err, words
 
 
 def test_other_servers_and_missing_settings_are_refused_with_the_way_out(tmp_path):

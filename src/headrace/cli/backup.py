@@ -201,8 +201,8 @@ def backup(context: click.Context) -> None:
 
     async def work(app: App) -> Base:
         config = backup_config(app)
-        postgres = app.engines.postgres
         async with opened(app, config) as archive:
+            postgres = app.engines.postgres
             holder = await archive.holder()
             require_holder(holder, read_identity(app.data_folder), archive)
             if holder is None:
@@ -317,6 +317,7 @@ def standby(line: CommandLine, application: str | None) -> None:
     app = line.app(application)
     config = backup_config(app)
     require_owner(app.data_folder)
+    was_there = app.data_folder.exists()
     promoted = []
 
     async def body(app: App, stop: asyncio.Event) -> None:
@@ -336,18 +337,31 @@ def standby(line: CommandLine, application: str | None) -> None:
                 await Standby(archive, folder, config, postgres_bin=postgres_bin_of(app)).run(stop)
             )
 
-    run_role(
-        app,
-        line.packages,
-        "standby",
-        body,
-        loop_factory=asyncio.new_event_loop,
-        needs_schema=False,
-    )
+    try:
+        run_role(
+            app,
+            line.packages,
+            "standby",
+            body,
+            loop_factory=asyncio.new_event_loop,
+            needs_schema=False,
+            records_history=False,
+        )
+    except BaseException:
+        _remove_empty(app, with_folder=not was_there)
+        raise
     if promoted == [True]:
         command = [*headrace_command(line), "up", *([application] if application else [])]
         command += ["--json"] if line.is_json else []
         os.execv(command[0], command)  # noqa: S606 - the same program, without a shell
+
+
+def _remove_empty(app: App, *, with_folder: bool) -> None:
+    """Remove the folders for metrics that a standby which could not be made has left empty."""
+    left = [app.metrics_folder, app.metrics_folder.parent]
+    with suppress(OSError):
+        for folder in [*left, app.data_folder] if with_folder else left:
+            folder.rmdir()
 
 
 @click.command("promote", short_help="Make this data folder the primary of the archive.")

@@ -58,8 +58,9 @@ def run_role(
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     needs_schema: bool = True,
+    records_history: bool = True,
 ) -> None:
-    """Run `body` until SIGTERM or SIGINT and write metrics meanwhile."""
+    """Run `body` until SIGTERM or SIGINT; write metrics, and history if PostgreSQL accepts it."""
     configure_logs(role, level=app.config.sections["data"].log_level)
     spans.start(role.partition(".")[0])
     metrics.note_start(app.version)
@@ -73,10 +74,10 @@ def run_role(
         listen = app.config.sections["data"].metrics_listen
         listener = await serve_metrics(listen, app.metrics_folder) if listen else None
         writing = asyncio.create_task(write_metrics(app, role))
-        recorder = recorder_of(app)
+        recorder = recorder_of(app) if records_history else None
         # Roles with a connection to PostgreSQL of their own go first.
         wait_s = 0.0 if needs_schema else RECORDER_WAIT_S
-        recording = asyncio.create_task(recorder.run(wait_s=wait_s))
+        recording = asyncio.create_task(recorder.run(wait_s=wait_s)) if recorder else None
         try:
             if needs_schema:
                 await wait_for_schema(app, packages, stop)
@@ -84,9 +85,10 @@ def run_role(
                 await body(app, stop)
         finally:
             writing.cancel()
-            recording.cancel()
-            await asyncio.gather(recording, return_exceptions=True)
-            await recorder.close()
+            if recorder is not None and recording is not None:
+                recording.cancel()
+                await asyncio.gather(recording, return_exceptions=True)
+                await recorder.close()
             if listener is not None:
                 listener.close()
             # An error here would hide the one that stopped the role.
