@@ -17,7 +17,7 @@ from tests.kit.chaos import ChaosProxy, delay
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.jobs import JobState, LeaseLost, NewJob
+from headrace.jobs import JobState, LeaseLost, NewJob, store
 from headrace.jobs.leases import HostLost, LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, RETURNED, AckBuffer, InFlightLease, Outcome
@@ -40,6 +40,22 @@ async def expire_hosts(sql):
 
 async def states(jobs, ids):
     return [(await jobs.job(job_id)).state.value for job_id in ids]
+
+
+async def test_ending_all_hosts_after_a_restore_spares_takers(sql, queue_id, postgres):
+    for kind in ("agent", "work", "taker"):
+        host = await store.leases.add_host(postgres, kind, [queue_id], 3600, kind=kind)
+        await sql(
+            "INSERT INTO headrace.slot_allowance (queue, host, slots, call)"
+            f" VALUES ({queue_id}, {host}, 2, 1)"
+        )
+    for _ in range(2):
+        await store.leases.end_hosts(postgres)
+        live = await sql("SELECT name FROM headrace.host WHERE expires_at > now()")
+        assert [row["name"] for row in live] == ["taker"]
+        assert [row["host"] for row in await sql("SELECT host FROM headrace.slot_allowance")] == [
+            host
+        ]
 
 
 async def test_a_returned_lease_refuses_its_old_holder(

@@ -25,11 +25,12 @@ from headrace.cli.extras import require_libraries
 from headrace.cli.roles import APP_ARGUMENT, headrace_command
 from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.data_folder import require_owner
+from headrace.engines.embedded.data_folder import RECOVERED_FILE, require_owner
 from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
+from headrace.jobs.store import leases
 from headrace.kernel import spans
 from headrace.kernel.errors import Conflict, ExtraMissing, InvalidInput
 from headrace.kernel.logs import LOG_FILE, configure_logs, logger
@@ -249,8 +250,16 @@ def merged(configured: Endpoints, started: Endpoints) -> Endpoints:
 
 
 async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
-    """Apply migrations, load function libraries, create secret and root token."""
+    """Apply migrations, load function libraries, create secret and root token.
+
+    The first start after a restore or promotion ends the leases of the lost host's agents.
+    """
     applied = await apply_migrations(app.engines.postgres, packages)
+    recovered = app.data_folder / RECOVERED_FILE
+    if recovered.exists():
+        # The agents in its rows use the database of which it is a copy.
+        await leases.end_hosts(app.engines.postgres)
+        recovered.unlink()
     await load_libraries(app.engines.valkey, packages)
     await app.engines.blobs.open()
     app.data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)

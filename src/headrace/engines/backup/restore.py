@@ -40,6 +40,7 @@ from headrace.engines.backup.wal import (
     unbroken,
 )
 from headrace.engines.embedded.data_folder import (
+    RECOVERED_FILE,
     RECOVERING_FILE,
     FolderLock,
     StartFailed,
@@ -268,7 +269,7 @@ async def restore_plan(
                 f" {format_lsn(plan.end)}: restore to a time before the damage with --to"
             )
         shutil.rmtree(spool)
-        (path / RECOVERING_FILE).unlink()
+        (path / RECOVERING_FILE).replace(path / RECOVERED_FILE)
     base = plan.base
     return Restored(str(path), base.id, base.generation, committed_at, log_bytes, plan.unused)
 

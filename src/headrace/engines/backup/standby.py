@@ -51,6 +51,7 @@ from headrace.engines.backup.wal import (
     segment_start,
 )
 from headrace.engines.embedded.data_folder import (
+    RECOVERED_FILE,
     RECOVERING_FILE,
     FolderLock,
     FolderUnusable,
@@ -346,7 +347,7 @@ class Standby:
                 await postgres.value(SQL.promote)
             crash_point("standby_promoted")
             shutil.rmtree(self._spool, ignore_errors=True)
-            (self._folder / RECOVERING_FILE).unlink()
+            (self._folder / RECOVERING_FILE).replace(self._folder / RECOVERED_FILE)
         finally:
             await postgres.close()
 

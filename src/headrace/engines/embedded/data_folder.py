@@ -78,6 +78,8 @@ NEW_FOLDER_BYTES_MIN: Final = 256 * 2**20
 """Free space for a new PostgreSQL: 40 MB and its preallocated log."""
 RECOVERING_FILE: Final = "recovering"
 """In a folder whose PostgreSQL is being restored, or follows an archive (`engines.backup`)."""
+RECOVERED_FILE: Final = "recovered"
+"""In a folder whose restored PostgreSQL no `headrace up` has used yet."""
 _NAMES_BEFORE_MARKER: Final = frozenset(
     {"secret", "token", "lock", "run", "blobs", RECORD_FILE, "lost+found"}
     | {"backup-identity", "backup-store"}

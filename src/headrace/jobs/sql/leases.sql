@@ -48,6 +48,13 @@ AND NOT EXISTS (SELECT FROM headrace.job_lease l WHERE l.host = h.id);
 WITH freed AS (DELETE FROM headrace.slot_allowance WHERE host = :host)
 UPDATE headrace.host SET expires_at = least(expires_at, now()) WHERE id = :host;
 
+-- name: end_hosts
+-- Expire all agents and workers, and free their allowances. Takers keep their leases.
+WITH ended AS (
+    UPDATE headrace.host SET expires_at = now() WHERE kind <> 'taker' AND expires_at > now()
+    RETURNING id)
+DELETE FROM headrace.slot_allowance a USING ended WHERE a.host = ended.id;
+
 -- name: drop_hosts
 -- Delete expired hosts without leases and without live allowances. Skip locked rows.
 DELETE FROM headrace.host WHERE id = ANY(ARRAY(

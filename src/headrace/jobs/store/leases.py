@@ -49,6 +49,11 @@ async def expire_host(runner: Runner, host_id: int) -> None:
     await runner.run(SQL.expire_host, host=host_id)
 
 
+async def end_hosts(runner: Runner) -> None:
+    """End the leases of all agents and workers: none of them uses a database just restored."""
+    await runner.run(SQL.end_hosts)
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed lease with its jobs as columns."""
 
