@@ -112,6 +112,9 @@ export declare class Headrace {
   /** Follow up to 10,000 authors, all or none. */
   followMany(parameters: { viewer: string | number; body: Array<number | string> }, options?: RequestOptions): Promise<Changed>;
 
+  /** Show base backups, the time up to which each is restorable, and the lag of the archive. 422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool. */
+  getBackups(options?: RequestOptions): Promise<BackupsState>;
+
   /** Changes after position `after`; `format` is json, csv or parquet. Store the new `position` (csv and parquet: the header `x-headrace-after`) with the rows, and pass it as `after`. An empty page means that all were read. `after=now` returns the current position. */
   getChanges(parameters?: { after?: string; limit?: number; format?: "json" | "csv" | "parquet" }, options?: RequestOptions): Promise<ChangePage>;
 
@@ -586,6 +589,10 @@ export type Alert = { id: number; rule: string; subject: string; text: string; r
 export type AttemptCount = { week: string; time_class: string; outcome: string; up_to_s: number | null; attempts: number };
 
 export type AuditLine = { id: number; at: string; actor: string; address: string; action: string; command: string; outcome: string; detail: string | null };
+
+export type BackupRow = { id: string; generation: number; ended_at: string; until: string | null; stored_bytes: number; size_bytes: number; verified_at: string | null; fault: string };
+
+export type BackupsState = { archive: string; folder: string; host: string; generation: number; behind_bytes: number | null; archived_until: string | null; is_late: boolean; verified_at: string | null; backups: Array<BackupRow>; unreadable: Record<string, string> };
 
 export type BringAnswer = { customer: string; job: number };
 

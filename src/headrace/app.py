@@ -27,6 +27,7 @@ from headrace.web.model import WebConfig
 
 if TYPE_CHECKING:
     from headrace.console.app import Console
+    from headrace.engines.backup.service import Backups
     from headrace.engines.caller_transaction import Transaction
     from headrace.feed import Feed
     from headrace.fetch import Fetch
@@ -328,6 +329,16 @@ class Headrace:
         """What every room did by minute: `await app.history.read(["views_hits"])`."""
         return History(self.engines.postgres)
 
+    @cached_property
+    def backups(self) -> Backups:
+        """Base backups and the lag of the archive: `await app.backups.state()`."""
+        from headrace.engines.backup.archive import BackupConfig
+        from headrace.engines.backup.service import Backups
+
+        is_embedded = not self.configured_urls().postgres_url
+        postgres = (lambda: self.engines.postgres) if is_embedded else None
+        return Backups(self.config.section(BackupConfig), self.data_folder, postgres)
+
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
@@ -429,7 +440,7 @@ class Headrace:
     def services(self) -> dict[str, Any]:
         """Services of installed rooms by name, as HTTP handlers receive them."""
         found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
-        found |= {"media": self.media, "history": self.history}
+        found |= {"media": self.media, "history": self.history, "backups": self.backups}
         if (fetch := self.installed_fetch()) is not None:
             found["fetch"] = fetch
         if find_spec("litestar"):

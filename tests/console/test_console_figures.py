@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 
 from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
-from headrace.console.screens.health import death_issues
+from headrace.console.screens.health import backup_issues, death_issues
 from headrace.console.screens.health_rooms import (
     feed_issues,
     media_issues,
@@ -22,7 +23,8 @@ from headrace.console.screens.health_rooms import (
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
-from headrace.console.views import PanelData, Rates, parse_series
+from headrace.console.views import NO_DATA, PanelData, Rates, parse_series
+from headrace.engines.backup.service import BackupRow, BackupsState
 from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import RunState
 from headrace.fetch.service.lookup import Trouble
@@ -114,6 +116,46 @@ def test_growth_and_restarts_are_those_of_ten_minutes():
     ):
         first.add(at_s, parse_series(text))
     assert first.grown("agent_slots_ended_total") == 3, "the series begins with the first death"
+
+
+def test_a_late_archive_and_a_damaged_base_are_issues_with_their_fix():
+    base = BackupRow(
+        id="b",
+        generation=1,
+        ended_at=NOON,
+        until=NOON,
+        stored_bytes=1,
+        size_bytes=2,
+        verified_at=None,
+        fault="",
+    )
+    healthy = BackupsState(
+        archive="file:///a",
+        folder="/d",
+        host="h",
+        generation=1,
+        behind_bytes=0,
+        archived_until=NOON,
+        is_late=False,
+        verified_at=None,
+        backups=[base],
+        unreadable={"a": "an older record is damaged"},
+    )
+
+    def issues(**changes):
+        return list(backup_issues(PanelData(msgspec.structs.replace(healthy, **changes))))
+
+    assert issues() == []
+    assert list(backup_issues(NO_DATA)) == []
+    [late] = issues(is_late=True, behind_bytes=3 * 2**20)
+    assert (late.tone, late.text, late.since_at) == ("bad", "3 MiB of log are not archived", NOON)
+    assert "headrace doctor" in late.fix
+    [late] = issues(is_late=True, behind_bytes=None)
+    assert late.text == "nothing archives the log of PostgreSQL"
+    [damaged] = issues(backups=[base, msgspec.structs.replace(base, id="c", fault="piece 0")])
+    assert (damaged.cause, "headrace backup verify" in damaged.fix) == ("piece 0", True)
+    [damaged] = issues(unreadable={"c": "record"})
+    assert damaged.cause == "record"
 
 
 def test_troubles_of_the_rooms_are_issues_with_remedies():

@@ -27,6 +27,7 @@ from headrace.engines.backup.archiver import (
     write_identity,
 )
 from headrace.engines.backup.restore import OutsideArchive, extend_segment, plan_restore
+from headrace.engines.backup.service import is_late
 from headrace.engines.backup.state import read_state
 from headrace.engines.backup.wal import (
     FULL,
@@ -198,6 +199,17 @@ async def put_base(archive, days_ago, generation=1):
     await archive.complete(base)
     await archive.put_part(generation, segment_name(1, start), FULL, b"log")
     return base
+
+
+@pytest.mark.parametrize(
+    ("behind_bytes", "age_s", "late"),
+    [(None, 0, True), (0, 900, False), (1, 59, False), (1, 61, True), (1, None, False)],
+)
+def test_an_archive_is_late_only_after_several_missed_writes(behind_bytes, age_s, late):
+    until = datetime.now(UTC) - timedelta(seconds=age_s) if age_s is not None else None
+    assert is_late(behind_bytes, until, BackupConfig(every_s=5)) == late
+    if late and age_s:
+        assert not is_late(behind_bytes, until, BackupConfig(every_s=30))
 
 
 async def test_an_archive_inside_the_data_folder_is_refused(tmp_path):

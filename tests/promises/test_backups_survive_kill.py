@@ -134,7 +134,11 @@ def test_an_archive_that_is_away_is_reported_and_the_site_continues(backed_up):
     site = backed_up
     site.up()
     wait_until(lambda: site.process.events("base_backup_taken"), what="the first base backup")
+    found = site.document("GET", "/v1/backups")
+    assert [one["fault"] for one in found["backups"]] == [""]
+    assert (found["generation"], found["is_late"], found["verified_at"]) == (1, False, None)
     shutil.move(site.archive, site.folder / "unmounted")
+    assert site.call("GET", "/v1/backups").json()["code"] == "backup.unavailable"
     job = site.add("meanwhile")
     wait_until(lambda: site.process.events("log_not_archived"), what="the failure is logged")
     assert "mount its disk" in site.process.events("log_not_archived")[-1]["error"]

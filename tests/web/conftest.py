@@ -13,6 +13,8 @@ import httpx
 import pytest
 from small_shop import ROUTES, Shop
 
+from headrace.engines.backup.archive import BackupConfig
+from headrace.engines.backup.service import Backups
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.config import load_config
 from headrace.web.model import WebConfig
@@ -36,7 +38,8 @@ class SmallApp:
         self._routes = ROUTES if routes is None else routes
 
     def services(self):
-        return {"shop": self.shop}
+        # As with `postgres.url`, where another tool makes the backups.
+        return {"shop": self.shop, "backups": Backups(BackupConfig(), self.data_folder, None)}
 
     def routes(self):
         return list(self._routes)

@@ -74,6 +74,12 @@ async def test_the_audit_is_readable_by_full_tokens_only(api, shared_postgres, t
     assert (await api.get(f"/v1/audit?before={line['id']}", headers=root)).json() == []
 
 
+async def test_backups_by_another_tool_are_refused_with_their_reason(api, root):
+    refused = await api.get("/v1/backups", headers=root)
+    assert (refused.status_code, refused.json()["code"]) == (422, "backup.not_embedded")
+    assert "pgBackRest" in refused.json()["detail"]
+
+
 async def test_a_session_counts_as_use_of_its_token_once_a_minute(postgres):
     tokens = Tokens(postgres)
 

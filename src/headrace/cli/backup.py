@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import click
@@ -19,6 +19,7 @@ from headrace.cli.supervisor import announce_ready
 from headrace.engines.backup.archive import (
     Archive,
     BackupConfig,
+    BackupElsewhere,
     BackupNotConfigured,
     Base,
     Fenced,
@@ -51,32 +52,18 @@ from headrace.engines.embedded.data_folder import is_locked, require_owner, requ
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel import metrics
 from headrace.kernel.config import parse_moment
-from headrace.kernel.errors import InvalidInput, Unavailable
+from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import configure_logs, logger
 from headrace.kernel.terminal import Lines, Parsed, pluralize, table
 
 LAST_LOG_S: Final = 10.0
 """Longest wait for the last write to the archive when `headrace up` stops."""
-BEHIND_S_MIN: Final = 60.0
-VERIFIED_AGE_MAX: Final = timedelta(days=30)
 NOT_INCLUDED: Final = (
     "Not included: objects (blobs), which you copy as files, and Valkey, which is rebuilt from"
     " PostgreSQL except for hits of the last seconds."
 )
 Answer = TypeVar("Answer")
 log = logger(__name__)
-
-
-class BackupElsewhere(InvalidInput):
-    """PostgreSQL has a URL, so another tool backs it up."""
-
-    code = "backup.not_embedded"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "postgres.url is set, and Headrace backs up only its embedded PostgreSQL: use the"
-            " backups of your provider, pgBackRest or WAL-G for that server"
-        )
 
 
 class NotPromoted(Unavailable):

@@ -17,6 +17,7 @@ from headrace.engines import Engines
 from headrace.engines.backup.archive import Archive, BackupConfig, Fenced, Holder
 from headrace.engines.backup.archive_store import ArchiveDown, ArchiveMissing
 from headrace.engines.backup.archiver import read_identity, require_not_fenced
+from headrace.engines.backup.service import is_late
 from headrace.engines.backup.standby import is_standby, require_generation, source_of
 from headrace.engines.backup.state import ArchiveState, log_behind, newest_log, read_state
 from headrace.engines.embedded import FolderUnusable
@@ -27,7 +28,6 @@ from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.terminal import pluralize
 
-BEHIND_S_MIN: Final = 60.0
 VERIFIED_AGE_MAX: Final = timedelta(days=30)
 FIRST_BASE_S: Final = 600.0
 """A new generation may be without a base backup for this long."""
@@ -170,7 +170,7 @@ def _check_log(until: datetime | None, config: BackupConfig, behind_bytes: int |
         return Finding("backup log", "warn", f"{text}, and none of this generation is archived yet")
     age_s = (datetime.now(UTC) - until).total_seconds()
     text = f"{text}, the newest archived log is {age_s:.0f} s old"
-    if age_s > max(BEHIND_S_MIN, 5 * config.every_s):
+    if is_late(behind_bytes, until, config):
         fix = "see log lines `log_not_archived` of `headrace up`"
         return Finding("backup log", "fail", text, fix)
     return Finding("backup log", "ok", text)

@@ -92,6 +92,7 @@ class PageRenderer:
             rates=self._rates,
             rooms=self.rooms,
             history=self._services["history"],
+            backups=self._services["backups"],
             boards=self._boards,
             media_origin=self.media_origin,
             house=self.house,

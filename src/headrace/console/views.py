@@ -200,6 +200,7 @@ def parse_series(text: str) -> dict[tuple[str, str], float]:
 
 if TYPE_CHECKING:
     from headrace.console.history import Boards
+    from headrace.engines.backup.service import Backups
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs
@@ -279,6 +280,7 @@ class ViewContext:
     now_at: datetime
     rates: Rates
     history: History
+    backups: Backups
     boards: Boards
     house: Application
     rooms: Sequence[Room] = ()

@@ -1,4 +1,4 @@
-"""The routes at the root: index, probes, metrics, errors, OpenAPI and the audit log."""
+"""The routes at the root: index, probes, metrics, errors, OpenAPI, backups and the audit log."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from headrace.engines.backup.service import Backups, BackupsState
 from headrace.engines.sql import load_queries
 from headrace.kernel.config import moment_of
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
@@ -158,6 +159,15 @@ async def list_audit(
 ) -> list[AuditLine]:
     """List actions of the console, newest first; pass the last id as `before` for the next page."""
     return await audit.lines(before=before, lines_max=limit)
+
+
+@get("/v1/backups", opt={"scope": "metrics:read"}, tags=["about"])
+async def get_backups(backups: NamedDependency[Backups]) -> BackupsState:
+    """Show base backups, the time up to which each is restorable, and the lag of the archive.
+
+    422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool.
+    """
+    return await backups.state()
 
 
 @get("/v1/history", opt={"scope": "metrics:read"}, tags=["about"])

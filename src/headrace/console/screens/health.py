@@ -13,9 +13,10 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from headrace.console.format import format_duration, path_segment
+from headrace.console.format import format_bytes, format_duration, path_segment
 from headrace.console.model import PREFIX
 from headrace.console.views import RECENT_S, PanelData, Rates
+from headrace.engines.backup.service import BackupsState
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import (
@@ -91,6 +92,37 @@ def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
                 fix="Run `headrace doctor` for details. Roles reconnect automatically when it is"
                 " back.",
             )
+
+
+def backup_issues(found: PanelData[BackupsState]) -> Iterator[Issue]:
+    """An archive that lags, and damage of the newest base backup, such as a failed rehearsal."""
+    state = found.value
+    if state is None:
+        return
+    if state.is_late:
+        yield Issue(
+            tone="bad",
+            subject="backup archive lags",
+            href=PREFIX,
+            text="nothing archives the log of PostgreSQL"
+            if state.behind_bytes is None
+            else f"{format_bytes(state.behind_bytes)} of log are not archived",
+            fix="Run `headrace doctor`: it tests the disk or bucket of `backup.url`. `headrace up`"
+            " logs the reason as `log_not_archived`.",
+            since_at=state.archived_until,
+        )
+    newest = state.backups[-1] if state.backups else None
+    faults = [fault for one, fault in state.unreadable.items() if newest is None or one > newest.id]
+    fault = newest.fault if newest is not None and newest.fault else "".join(faults[-1:])
+    if fault:
+        yield Issue(
+            tone="bad",
+            subject="newest base backup is damaged",
+            href=PREFIX,
+            text="its last rehearsal or its record failed",
+            cause=fault,
+            fix="Take a new one with `headrace backup`, then run `headrace backup verify`.",
+        )
 
 
 def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) -> Iterator[Issue]:

@@ -23,6 +23,7 @@ from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
 from headrace.console.views import NO_DATA, PanelData, Rates, Room, Screen, ViewContext, attempt
+from headrace.engines.backup.service import BackupsState
 from headrace.fetch.i18n import Texts
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
@@ -179,6 +180,8 @@ RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
 
+BACKUPS_EVERY_S: Final = 60.0
+"""The archive is read at most so often: it has an object for each write of new log."""
 NODES_EVERY_S: Final = 10.0
 """Nodes of a cluster are probed at most so often."""
 
@@ -200,6 +203,7 @@ class Sources:
     troubles: PanelData[Sequence[Any]] | None
     disks: PanelData[Any]
     nodes: PanelData[Any]
+    backups: PanelData[BackupsState]
 
 
 async def view_overview(context: ViewContext) -> dict[str, Any]:
@@ -246,20 +250,31 @@ async def _read(context: ViewContext) -> Sources:
     if media.config.node is not None:
         nodes = partial(context.rates.kept, "nodes", NODES_EVERY_S, media.nodes.list)
         calls["nodes"] = ("media:read", nodes)
+    if context.backups.is_on:
+        backups = partial(context.rates.kept, "backups", BACKUPS_EVERY_S, context.backups.state)
+        calls["backups"] = ("metrics:read", backups)
     engines, _, *results = await asyncio.gather(
         _engines(context),
         context.rates.read(),
         *(_seen(context, scope, call) for scope, call in calls.values()),
     )
-    absent = {"runs": None, "troubles": None, "disks": NO_DATA, "nodes": NO_DATA}
+    absent = {
+        "runs": None,
+        "troubles": None,
+        "disks": NO_DATA,
+        "nodes": NO_DATA,
+        "backups": NO_DATA,
+    }
     return Sources(engines=engines, **{**absent, **dict(zip(calls, results, strict=True))})
 
 
 def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     rates, fetch = context.rates, context.installed_fetch
     yield from health.engine_issues(found.engines)
+    yield from health.backup_issues(found.backups)
     yield from health.unreadable_issues(
         {
+            "Backups": ("", found.backups),
             "Jobs": ("/jobs", found.queues),
             "Hosts": ("/jobs/hosts", found.fleet),
             "Load": ("/jobs", found.load),

@@ -11,5 +11,5 @@ stated loss.
 wal        positions, segments and parts of the log     archive   the layout and its holder
 archiver   writes the log, keeps base backups           restore   a new folder, to a time
 standby    follows, and is promoted                     state     what can be restored; rehearsal
-base_backup  one base backup
+base_backup  one base backup                            service   both for the HTTP API and console
 """

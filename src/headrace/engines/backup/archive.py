@@ -60,6 +60,18 @@ class ArchiveTaken(Conflict):
     code = "backup.taken"
 
 
+class BackupElsewhere(InvalidInput):
+    """PostgreSQL has a URL, so another tool backs it up."""
+
+    code = "backup.not_embedded"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "postgres.url is set, and Headrace backs up only its embedded PostgreSQL: use the"
+            " backups of your provider, pgBackRest or WAL-G for that server"
+        )
+
+
 class ArchiveInside(InvalidInput):
     """`backup.url` is a folder inside the data folder, with whose disk it would be lost."""
 

@@ -115,7 +115,10 @@ def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any
         return await jobs.queues.get(queue)
 
     found = terminal.run(Jobs, change)
-    terminal.show(found, describe_queue(found))
+    text = describe_queue(found)
+    if create and not found.is_known:
+        text += f"\nNo code declares it; `headrace queues rm {queue}` removes it."
+    terminal.show(found, text)
 
 
 @queues.command("rm", short_help="Remove an empty queue.")
