@@ -943,4 +943,4 @@ export type views_model_Mark = { name: string; from_at: string; to_at?: string |
 
 export type views_model_Verified = { entities: number; views: number; differences: Array<Difference> };
 
-export type web_history_Mark = { at: string; kind: string; text: string; until_at?: string | null };
+export type web_history_Mark = { at: string; kind: string; text: string; until_at?: string | null; host?: string; role?: string; count?: number };

@@ -30,6 +30,7 @@ from headrace.fetch.model import RunState
 from headrace.fetch.service.lookup import Trouble
 from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
+from headrace.web.history import Mark
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -93,29 +94,45 @@ def test_the_flush_state_is_that_of_the_worst_shard():
     assert words == ["flush is late", "flushing", "flushed"]
 
 
-def test_growth_and_restarts_are_those_of_ten_minutes():
+def test_growth_is_that_of_ten_minutes():
     rates = Rates(None)
-    died = 'agent_slots_ended_total{how="died",role="agent"}'
-    for at_s, slots in ((0, 5), (300, 6), (590, 6), (900, 2), (905, 9)):
-        rates.add(float(at_s), parse_series(f"{died} {slots}.0\n"))
+    cut = 'media_cuts_total{reason="source",role="media"}'
+    for at_s, cuts in ((0, 5), (300, 6), (590, 6), (900, 2), (905, 9)):
+        rates.add(float(at_s), parse_series(f"{cut} {cuts}.0\n"))
     # From 590 on: it was reset to 0 and counted 2, then 7 more.
-    assert rates.grown("agent_slots_ended_total", 'how="died"') == 9
-    rates.note_processes(0.0, {"agent-1", "media-2"})
-    assert (rates.restarts("agent"), rates.restarts("media")) == (0, 0)
-    for at_s, process in ((100.0, "agent-3"), (700.0, "agent-4"), (800.0, "agent-5")):
-        rates.note_processes(at_s, {process, "media-2"})
-    assert (rates.restarts("agent"), rates.restarts("media")) == (2, 0)
-    roles, slots = death_issues(rates)
-    assert (roles.tone, roles.text) == ("warn", "started again 2 times in the last 10 min")
-    assert slots.text == "9 slots died in the last 10 min"
+    assert rates.grown("media_cuts_total", 'reason="source"') == 9
     first = Rates(None)
     for at_s, text in (
-        (0.0, 'up{role="agent"} 1\n'),
-        (2.0, f"{died} 1.0\n"),
-        (4.0, f"{died} 3.0\n"),
+        (0.0, 'up{role="media"} 1\n'),
+        (2.0, f"{cut} 1.0\n"),
+        (4.0, f"{cut} 3.0\n"),
     ):
         first.add(at_s, parse_series(text))
-    assert first.grown("agent_slots_ended_total") == 3, "the series begins with the first death"
+    assert first.grown("media_cuts_total") == 3, "the series begins with the first cut"
+
+
+def test_restarts_and_deaths_of_the_history_are_issues_by_host_and_role():
+    def mark(minute, kind, role, text, count=0):
+        at = NOON + timedelta(minutes=minute)
+        return Mark(at=at, kind=kind, text=text, host="alpha", role=role, count=count)
+
+    again = "agent started again on alpha, version 1.0"
+    marks = [
+        mark(0, "start", "agent", "agent started on alpha, version 1.0"),
+        mark(1, "deaths", "agent", "2 slots died on alpha: 2 exited", 2),
+        mark(9, "deaths", "agent", "1 slot died on alpha: 1 killed", 1),
+        *(mark(minute, "restart", "agent", again) for minute in (20, 22, 25)),
+        mark(30, "restart", "", "api, media started again on alpha, version 1.0"),
+    ]
+    roles, agent, slots = death_issues(PanelData(marks))
+    assert (roles.subject, roles.tone) == ("roles on alpha", "warn")
+    assert agent.tone == "bad"
+    assert agent.text == (
+        "keeps dying: started again at 12:20, 12:22, 12:25 UTC, 3 times in the last hour"
+    )
+    assert slots.text == "3 slots died in the last hour, most recently at 12:09 UTC"
+    assert slots.cause == "1 slot died on alpha: 1 killed"
+    assert list(death_issues(PanelData(error="no data"))) == []
 
 
 def test_a_late_archive_and_a_damaged_base_are_issues_with_their_fix():

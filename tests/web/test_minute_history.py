@@ -15,6 +15,7 @@ from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import Query
 from headrace.kernel.clock import VirtualClock
 from headrace.web.history import (
+    CAUSES,
     MINUTES_KEPT_S,
     SERIES,
     History,
@@ -79,7 +80,8 @@ class Host:
         path = self.folder / f"{role}.prom"
         path.write_text(text + "\n".join(lines) + "\n")
         self.stamps += 1
-        os.utime(path, ns=(self.stamps, self.stamps))
+        at_ns = int(self.clock.now().timestamp() * 1e9) + self.stamps
+        os.utime(path, ns=(at_ns, at_ns))
 
     async def pass_s(self, seconds):
         """Let time pass with a reading every 10 s."""
@@ -229,6 +231,59 @@ async def test_starts_and_versions_are_marked(tmp_path, postgres, reader):
     assert found == [
         ("start", "agent started on one, version 1.0"),
         ("deploy", "agent started on one, version 1.1"),
+    ]
+
+
+async def test_deaths_are_marked_with_their_causes(tmp_path, postgres, reader):
+    host = Host(tmp_path, postgres)
+    host.write("agent-1", 'agent_slots_ended_total{how="killed"} 0')
+    host.write("media-1", 'media_child_deaths_total{child="worker"} 0')
+    await host.recorder.step()
+    ends = {"left": 9, "overtime": 1, "killed": 2, "exited": 1}
+    host.write("agent-1", *(f'agent_slots_ended_total{{how="{k}"}} {n}' for k, n in ends.items()))
+    host.write("media-1", 'media_child_deaths_total{child="worker"} 1')
+    await host.pass_s(60)
+    slots, media = await reader.marks()
+    assert slots.text == f"3 slots died on one: 2 {CAUSES['killed']}, 1 {CAUSES['exited']}"
+    assert (slots.kind, slots.host, slots.role, slots.count) == ("deaths", "one", "agent", 3)
+    assert media.text == "1 process of the media node died on one: 1 worker"
+
+
+async def test_a_restart_differs_from_the_start_of_a_host(tmp_path, postgres, reader):
+    host = Host(tmp_path, postgres, ago_s=1800.0)
+
+    def now_s():
+        return host.clock.now().timestamp()
+
+    # The host starts, its roles one after the other, with a worker of a role.
+    host.write("api-1", started_s=now_s())
+    await host.recorder.step()
+    await host.pass_s(60)
+    host.write("agent-1", started_s=now_s())
+    host.write("api.worker-7", started_s=now_s())
+    await host.pass_s(60)
+    # A role dies and is started again by the supervisor.
+    host.write("agent-2", started_s=now_s())
+    await host.pass_s(180)
+    # One ends in order and is started beside roles that continue.
+    (host.folder / "api-1.prom").unlink()
+    host.write("agent-2", started_s=now_s() - 180)
+    host.write("api-3", started_s=now_s())
+    await host.pass_s(60)
+    # The whole host is started again; nothing of it was left behind.
+    for file in host.folder.glob("*.prom"):
+        file.unlink()
+    await host.pass_s(60)
+    host.write("agent-9", started_s=now_s())
+    host.write("api-9", started_s=now_s())
+    await host.pass_s(60)
+    found = [(mark.kind, mark.text.partition(" on ")[0]) for mark in await reader.marks()]
+    assert found == [
+        ("start", "api started"),
+        ("start", "agent started"),
+        ("restart", "agent started again"),
+        ("restart", "api started again"),
+        ("start", "agent, api started"),
     ]
 
 

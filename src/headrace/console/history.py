@@ -47,7 +47,7 @@ class BoardMark:
     at: datetime
     until_at: datetime | None = None
     kind: str
-    """start, deploy, outage, alert or plan."""
+    """That of `Mark`, or alert or plan."""
     text: str
 
 

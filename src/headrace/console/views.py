@@ -16,7 +16,6 @@ and counts from 0. The first reading gives no rates.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 from collections import deque
@@ -32,7 +31,7 @@ from headrace.console.actions import Action
 from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
 from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.metrics import fresh_snapshots, merged_metrics
+from headrace.kernel.metrics import merged_metrics
 from headrace.web.model import Application
 from headrace.web.tokens import Caller
 
@@ -47,12 +46,10 @@ LEAST_S: Final = 3.0
 GONE_S_MAX: Final = 3_600.0
 """A role that wrote nothing for longer is assumed to be stopped on purpose."""
 RECENT_S: Final = 600.0
-"""Time span of `Rates.grown` and `Rates.restarts`."""
+"""Time span of `Rates.grown`."""
 MARK_EVERY_S: Final = 60.0
 WATCHED: Final = frozenset(
     {
-        "agent_slots_ended_total",
-        "media_child_deaths_total",
         "media_cuts_total",
         "media_requests_total",
     }
@@ -74,7 +71,6 @@ class Rates:
         self._roles: dict[str, float] = {}
         self._marks: deque[tuple[float, Series, frozenset[str]]] = deque()
         """Readings of WATCHED with the roles that wrote them; the last one is the newest."""
-        self._processes: dict[str, float] | None = None
         self._kept: dict[str, tuple[float, Any]] = {}
 
     async def read(self) -> None:
@@ -83,19 +79,8 @@ class Rates:
             now_s = time.monotonic()
             if self._readings and now_s - self._readings[-1][0] < READ_EVERY_S:
                 return
-            text, processes = await asyncio.to_thread(self._read_folder)
-            self.note_processes(now_s, processes)
+            text = await asyncio.to_thread(merged_metrics, self._folder, "api")
             self.add(now_s, parse_series(text.decode()))
-
-    def _read_folder(self) -> tuple[bytes, set[str]]:
-        return merged_metrics(self._folder, "api"), fresh_snapshots(self._folder)
-
-    def note_processes(self, at_s: float, processes: set[str]) -> None:
-        """Note the processes that write metrics, named `<role>-<pid>`."""
-        if self._processes is None:
-            self._processes = dict.fromkeys(processes, -math.inf)
-        for process in processes:
-            self._processes.setdefault(process, at_s)
 
     async def kept(self, name: str, for_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
         """What `call` returned, at most `for_s` ago; for reads that are too slow for each page."""
@@ -103,14 +88,6 @@ class Rates:
         if known is None or time.monotonic() - known[0] > for_s:
             known = self._kept[name] = time.monotonic(), await call()
         return known[1]
-
-    def restarts(self, role: str) -> int:
-        """Processes of `role` that started in the last RECENT_S, as far as they were observed."""
-        since_s = (self._readings[-1][0] if self._readings else 0.0) - RECENT_S
-        return sum(
-            at_s >= since_s and process.rpartition("-")[0] == role
-            for process, at_s in (self._processes or {}).items()
-        )
 
     def add(self, at_s: float, series: Series) -> None:
         """Add a reading taken at `at_s` and drop readings that are too old."""

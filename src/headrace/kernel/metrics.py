@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -214,16 +213,6 @@ def merged_metrics(folder: Path | None, role: str | None) -> bytes:
     merged = CollectorRegistry()
     merged.register(_Merged(texts))
     return generate_latest(merged)
-
-
-def fresh_snapshots(folder: Path | None) -> set[str]:
-    """The processes that wrote a snapshot recently, as `<role>-<pid>`."""
-    found = set()
-    for path in folder.glob("*.prom") if folder is not None else ():
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime < STALE_S:
-                found.add(path.stem)
-    return found
 
 
 def _labels_of(snapshot: str) -> dict[str, str]:

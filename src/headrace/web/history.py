@@ -24,6 +24,7 @@ import msgspec
 from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import InvalidInput
+from headrace.kernel.terminal import pluralize
 
 SQL: Final = load_queries("headrace.web")
 MINUTES_KEPT_S: Final = 48 * 3_600.0
@@ -41,6 +42,10 @@ BY: Final = ("key", "host", "center")
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DOWN: Final = "engines_down"
 STARTS: Final = "role_starts"
+SLOTS: Final = "slots_ended"
+PROCESSES: Final = "media_deaths"
+RESTARTS: Final = "role_restarts"
+"""The starts among STARTS that followed a death or happened beside older roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +86,24 @@ SERIES: Final[Mapping[str, Series]] = {
         Series("media_ttfb", "media_ttfb_seconds", "s", "time"),
         Series("media_reads", "media_fills_total", "blocks", label="outcome"),
         Series("media_connections", "media_connections", "clients", "peak"),
+        Series(SLOTS, "agent_slots_ended_total", "slots", label="how"),
+        Series(PROCESSES, "media_child_deaths_total", "processes", label="child"),
         Series("http_requests", "web_requests_total", "requests", label="status"),
         Series("http_time", "web_request_seconds", "s", "time"),
         Series(DOWN, "", "s", label="engine"),
         Series(STARTS, "", "starts", label="role"),
+        Series(RESTARTS, "", "starts", label="role"),
     )
 }
+
+
+CAUSES: Final[Mapping[str, str]] = {
+    "killed": "killed by SIGKILL, as Linux does if memory is short",
+    "crashed": "crashed by a signal",
+    "exited": "ended by their own code",
+    "died": "exit status unknown",
+}
+"""Deaths of slots by value of `how`; slots that left, or ran over a timeout, are not among them."""
 
 
 class InvalidSpan(InvalidInput):
@@ -123,12 +140,21 @@ class SeriesHistory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened: `start`, `deploy` (a version changed) or `outage` of an engine."""
+    """Something that happened.
+
+    `start`, `deploy` (a version changed) or `restart` (neither) of roles, `outage` of an engine, or
+    `deaths` of slots or of processes of a media node.
+    """
 
     at: datetime
     kind: str
     text: str
     until_at: datetime | None = None
+    host: str = ""
+    role: str = ""
+    """The role that died or started again; empty if several did."""
+    count: int = 0
+    """Slots or processes that died."""
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,13 +261,17 @@ class History:
     async def marks(
         self, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[Mark]:
-        """Starts of roles, changes of their versions and outages of engines, oldest first.
+        """Starts of roles, changes of their versions, deaths and outages, oldest first.
 
         The span is that of `read`. Raises: InvalidSpan.
         """
         span = span_of(from_at, to_at, now_at=datetime.now(UTC))
-        table = await self._table(span, [STARTS, DOWN], "host")
-        found = [*_starts(span, table.values[STARTS]), *_outages(span, table.values[DOWN])]
+        table = await self._table(span, [STARTS, RESTARTS, DOWN, SLOTS, PROCESSES], "host")
+        found = [
+            *_starts(span, table.values[STARTS], table.values[RESTARTS]),
+            *_outages(span, table.values[DOWN]),
+            *_deaths(span, table.values),
+        ]
         return sorted(found, key=lambda mark: mark.at)[-MARKS_MAX:]
 
     async def _table(self, span: Span, names: list[str], by: str) -> _Table:
@@ -373,23 +403,51 @@ def percentile_s(bounds_s: Sequence[float], counts: Sequence[float], share: floa
     return bounds_s[-1] if bounds_s else None
 
 
-def _starts(span: Span, parts: Parts) -> Iterable[Mark]:
+def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
     """A mark for each host and step in which roles started."""
     for host, keys in parts.items():
         version_of: dict[str, str] = {}
+        again_of = restarts.get(host, {})
         for index in range(span.steps):
             started = [key.partition(" ") for key, steps in sorted(keys.items()) if steps[index]]
             if not started:
                 continue
             is_new = any(version_of.get(role, version) != version for role, _, version in started)
             version_of.update({role: version for role, _, version in started})
-            roles = ", ".join(dict.fromkeys(role for role, _, _ in started))
+            is_again = not is_new and any(steps[index] for steps in again_of.values())
+            roles = list(dict.fromkeys(role for role, _, _ in started))
             versions = ", ".join(sorted({version for _, _, version in started}))
+            verb = "started again" if is_again else "started"
             yield Mark(
                 at=span.start_of(index),
-                kind="deploy" if is_new else "start",
-                text=f"{roles} started on {host}, version {versions}",
+                kind="deploy" if is_new else "restart" if is_again else "start",
+                text=f"{', '.join(roles)} {verb} on {host}, version {versions}",
+                host=host,
+                role=roles[0] if len(roles) == 1 else "",
             )
+
+
+def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
+    """A mark for each host and step in which slots or processes of a media node died."""
+    for host, keys in values[SLOTS].items():
+        for index in range(span.steps):
+            counts = {how: round(keys[how][index]) for how in CAUSES if how in keys}
+            died = sum(counts.values())
+            if died:
+                causes = ", ".join(f"{n} {CAUSES[how]}" for how, n in counts.items() if n)
+                text = f"{pluralize(died, 'slot')} died on {host}: {causes}"
+                at = span.start_of(index)
+                yield Mark(at=at, kind="deaths", text=text, host=host, role="agent", count=died)
+    for host, keys in values[PROCESSES].items():
+        for index in range(span.steps):
+            counts = {child: round(steps[index]) for child, steps in sorted(keys.items())}
+            died = sum(counts.values())
+            if died:
+                kinds = ", ".join(f"{n} {child}" for child, n in counts.items() if n)
+                noun = pluralize(died, "process", "processes")
+                text = f"{noun} of the media node died on {host}: {kinds}"
+                at = span.start_of(index)
+                yield Mark(at=at, kind="deaths", text=text, host=host, role="media", count=died)
 
 
 def _outages(span: Span, parts: Parts) -> Iterable[Mark]:

@@ -41,6 +41,7 @@ from headrace.web.history import (
     HOUR_S,
     HOURS_KEPT_S,
     MINUTES_KEPT_S,
+    RESTARTS,
     SERIES,
     SQL,
     STARTS,
@@ -53,6 +54,12 @@ EARLY_S: Final = 2.0
 CHECK_S: Final = 2.0
 """Longest wait for an engine."""
 CLOSE_S: Final = 1.0
+START_UP_S: Final = 180.0
+"""All roles of a host start within this time."""
+FRESH_S: Final = 60.0
+"""A process wrote its file so recently that it runs."""
+DIED_S: Final = 600.0
+"""A file that was left behind within this time is that of the process before."""
 MINUTE_S: Final = 60
 WAITING_MAX: Final = 120
 DELETED_MAX: Final = 500
@@ -237,14 +244,15 @@ class Recorder:
             self._minute = self._new_minute(at_s)
         minute = self._minute
         minute.ended_s = at_s
-        for name, snapshot in found.items():
-            self._add(name, snapshot, minute)
+        for name in found:
+            self._add(name, found, minute)
         for engine in down:
             minute.sums[DOWN, engine] += at_s - (at_s if before_s is None else before_s)
         self._seen = found
 
-    def _add(self, name: str, snapshot: Snapshot, minute: Minute) -> None:
+    def _add(self, name: str, found: Mapping[str, Snapshot], minute: Minute) -> None:
         """Add one file. At the first reading only a process that just started is news."""
+        snapshot = found[name]
         before = None if self._seen is None else self._seen.get(name)
         is_new = before is None
         if self._seen is None:
@@ -252,12 +260,33 @@ class Recorder:
         elif before is None or before.modified_ns != snapshot.modified_ns:
             for key, value in snapshot.growth_since(before).items():
                 minute.sums[key] += value
-        if is_new and snapshot.version:
-            role = name.partition(".")[0].rpartition("-")[0] or name.partition(".")[0]
-            minute.sums[STARTS, f"{role} {snapshot.version}"] += 1
+        role = name.rpartition("-")[0]
+        is_worker = "." in role
+        if is_new and snapshot.version and not is_worker:
+            started = f"{role} {snapshot.version}"
+            minute.sums[STARTS, started] += 1
+            minute.sums[RESTARTS, started] += self._is_restart(name, found)
         if is_new or before is None or before.modified_ns != snapshot.modified_ns:
             for key, value in snapshot.peaks.items():
                 minute.peaks[key] = max(value, minute.peaks.get(key, 0.0))
+
+    def _is_restart(self, name: str, found: Mapping[str, Snapshot]) -> bool:
+        """Whether a process replaced one that died, or started long after the other roles.
+
+        A process that ends in order deletes its file. If the roles of a host start together, this
+        is the start of the host.
+        """
+        role, started_s = name.rpartition("-")[0], found[name].started_s
+        now_s = self._clock.now().timestamp()
+        for other, snapshot in found.items():
+            idle_s, age_s = now_s - snapshot.modified_ns / 1e9, started_s - snapshot.started_s
+            if not snapshot.started_s or age_s <= 0:
+                continue
+            if other.rpartition("-")[0] == role and idle_s < DIED_S:
+                return True
+            if age_s >= START_UP_S and idle_s < FRESH_S:
+                return True
+        return False
 
     async def _down(self) -> list[str]:
         """The engines that do not answer; PostgreSQL's answer is its clock."""

@@ -5,7 +5,7 @@
 const headraceCharts = (() => {
   const drawn = new Map();
   const TONES = { bad: "--bad", warn: "--warn", good: "--good", muted: "--muted" };
-  const MARKS = { start: "--muted", deploy: "--accent", plan: "--chart-3", alert: "--warn", outage: "--bad" };
+  const MARKS = { start: "--muted", deploy: "--accent", plan: "--chart-3", alert: "--warn", restart: "--warn", deaths: "--bad", outage: "--bad" };
   const PERCENTILES = { p50: "--chart-1", p90: "--chart-6", p99: "--chart-2" };
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
   const COLOURS = 8;
@@ -270,7 +270,7 @@ const headraceCharts = (() => {
     return {
       width,
       height: isOnBoard ? BOARD_HEIGHT : HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       bands,
       cursor: {
         y: false,

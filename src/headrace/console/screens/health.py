@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice
+from datetime import datetime, timedelta
+from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from headrace.console.format import format_bytes, format_duration, path_segment
 from headrace.console.model import PREFIX
-from headrace.console.views import RECENT_S, PanelData, Rates
+from headrace.console.views import RECENT_S, PanelData
 from headrace.engines.backup.service import BackupsState
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
@@ -27,12 +27,16 @@ from headrace.jobs.fleet.state import (
 )
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
+from headrace.web.history import Mark
 
 ALERTS_SHOWN: Final = 5
 CAUSES_SHOWN: Final = 8
 """Lines of one kind; a further line counts the others."""
 DYING_FROM: Final = 3
 """Starts of a role within RECENT_S from which it keeps dying."""
+HISTORY_S: Final = 3_600.0
+"""Restarts and deaths are shown for this time."""
+TIMES_SHOWN: Final = 4
 ROLES: Final = {
     "agent": "/jobs/hosts",
     "scheduler": "/jobs/hosts",
@@ -279,30 +283,51 @@ def role_issues(gone: Mapping[str, float]) -> Iterator[Issue]:
             )
 
 
-def death_issues(rates: Rates) -> Iterator[Issue]:
-    """Roles and slots of this machine that died while the console was open."""
-    for role, place in ROLES.items():
-        starts = rates.restarts(role)
-        if starts:
-            yield Issue(
-                tone="bad" if starts >= DYING_FROM else "warn",
-                subject=f"role {role} on this machine",
-                href=PREFIX + place,
-                text=("keeps dying: " if starts >= DYING_FROM else "")
-                + f"started again{f' {starts} times' if starts > 1 else ''} in the last"
-                f" {format_duration(RECENT_S)}",
-                fix="The log of `headrace up` has the exit code: `logs/up.log` in the data folder.",
-            )
-    slots = round(rates.grown("agent_slots_ended_total", 'how="died"'))
-    if slots:
-        yield Issue(
-            tone="warn",
-            subject="slots on this machine",
-            href=f"{PREFIX}/jobs/hosts",
-            text=f"{pluralize(slots, 'slot')} died in the last {format_duration(RECENT_S)}",
-            fix="The agent has started others, and no job is lost. Check the memory of the host"
-            " and the agent's log.",
-        )
+def death_issues(marks: PanelData[Sequence[Mark]]) -> Iterator[Issue]:
+    """Roles that started again, and slots and media processes that died, as the history has them.
+
+    `marks` are those of the last HISTORY_S; one line for each host and role.
+    """
+    found = [one for one in marks.value or () if one.kind in ("restart", "deaths")]
+    found.sort(key=lambda one: (one.kind, one.host, one.role))
+    lines = [list(group) for _, group in groupby(found, lambda one: (one.kind, one.host, one.role))]
+    lines.sort(key=lambda line: line[-1].at, reverse=True)
+    for line in lines[:CAUSES_SHOWN]:
+        yield _of_restarts(line) if line[0].kind == "restart" else _of_deaths(line)
+
+
+def _of_restarts(line: Sequence[Mark]) -> Issue:
+    last = line[-1]
+    times = [one.at for one in line if last.at - one.at <= timedelta(seconds=RECENT_S)]
+    keeps = "keeps dying: " if len(times) >= DYING_FROM else ""
+    at = ", ".join(f"{one.at:%H:%M}" for one in line[-TIMES_SHOWN:])
+    return Issue(
+        tone="bad" if keeps else "warn",
+        subject=f"role {last.role} on {last.host}" if last.role else f"roles on {last.host}",
+        href=PREFIX + ROLES.get(last.role, ""),
+        text=f"{keeps}started again at {at} UTC"
+        + (f", {len(line)} times in the last hour" if len(line) > 1 else ""),
+        cause=last.text if not last.role else "",
+        fix="If nobody restarted it, the log of `headrace up` on that host has the exit code:"
+        " `logs/up.log` in the data folder.",
+    )
+
+
+def _of_deaths(line: Sequence[Mark]) -> Issue:
+    last, died = line[-1], sum(one.count for one in line)
+    is_media = last.role == "media"
+    noun = pluralize(died, "process", "processes") if is_media else pluralize(died, "slot")
+    return Issue(
+        tone="warn",
+        subject=f"{'media node' if is_media else 'slots'} on {last.host}",
+        href=f"{PREFIX}/media" if is_media else f"{PREFIX}/jobs/hosts",
+        text=f"{noun} died in the last hour, most recently at {last.at:%H:%M} UTC",
+        cause=last.text,
+        fix="They were started again. The log of the role has the exit codes."
+        if is_media
+        else "The agent has started others, and no job is lost. Check the memory of the host"
+        " and the agent's log.",
+    )
 
 
 def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:

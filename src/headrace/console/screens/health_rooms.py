@@ -257,15 +257,6 @@ def media_issues(
             " that is not stored",
             fix="Trace one of them under Traces, or compare the object store with its backup.",
         )
-    deaths = round(rates.grown("media_child_deaths_total", of_node))
-    if deaths:
-        yield Issue(
-            tone="warn",
-            subject="media: processes died",
-            href=f"{PREFIX}/media",
-            text=f"{pluralize(deaths, 'process', 'processes')} {recent}",
-            fix="They were started again. The log of the role has the exit codes.",
-        )
 
 
 def _disk_issues(disk: Any) -> Iterator[Issue]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
+from headrace.web.history import Mark
 from headrace.web.http import checks_of
 
 MEASURING: Final = "measuring"
@@ -184,6 +186,8 @@ BACKUPS_EVERY_S: Final = 60.0
 """The archive is read at most so often: it has an object for each write of new log."""
 NODES_EVERY_S: Final = 10.0
 """Nodes of a cluster are probed at most so often."""
+MARKS_EVERY_S: Final = 10.0
+"""The history has a new minute once a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +208,7 @@ class Sources:
     disks: PanelData[Any]
     nodes: PanelData[Any]
     backups: PanelData[BackupsState]
+    marks: PanelData[Sequence[Mark]]
 
 
 async def view_overview(context: ViewContext) -> dict[str, Any]:
@@ -253,9 +258,13 @@ async def _read(context: ViewContext) -> Sources:
     if context.backups.is_on:
         backups = partial(context.rates.kept, "backups", BACKUPS_EVERY_S, context.backups.state)
         calls["backups"] = ("metrics:read", backups)
-    engines, _, *results = await asyncio.gather(
+    since_at = context.now_at - timedelta(seconds=health.HISTORY_S)
+    last_hour = partial(context.history.marks, from_at=since_at, to_at=context.now_at)
+    marks = partial(context.rates.kept, "marks", MARKS_EVERY_S, last_hour)
+    engines, _, found_marks, *results = await asyncio.gather(
         _engines(context),
         context.rates.read(),
+        attempt(marks),
         *(_seen(context, scope, call) for scope, call in calls.values()),
     )
     absent = {
@@ -265,7 +274,9 @@ async def _read(context: ViewContext) -> Sources:
         "nodes": NO_DATA,
         "backups": NO_DATA,
     }
-    return Sources(engines=engines, **{**absent, **dict(zip(calls, results, strict=True))})
+    return Sources(
+        engines=engines, marks=found_marks, **{**absent, **dict(zip(calls, results, strict=True))}
+    )
 
 
 def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
@@ -285,12 +296,13 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "Feed": ("/feed", found.shards),
             "Media disks": ("/media", found.disks),
             "Media nodes": ("/media/cluster", found.nodes),
+            "History": ("", found.marks),
         }
     )
     yield from health.failure_issues(found.failures)
     yield from health.fleet_issues(found.fleet)
     yield from health.lost_issues(found.load)
-    yield from health.death_issues(rates)
+    yield from health.death_issues(found.marks)
     yield from health.role_issues(rates.gone())
     yield from health.queue_issues(found.queues)
     yield from health.kept_issues(found.queues, found.failures, found.load)

@@ -355,8 +355,8 @@ class ForkedWorkerPool:
         if slot.pidfd >= 0:
             os.close(slot.pidfd)
         is_orderly = slot.has_left or slot.is_blameless
-        how = "left" if is_orderly else "overtime" if slot.is_overtime else "died"
-        slots_ended.labels(how=how).inc()
+        how = "overtime" if slot.is_overtime else _how_died(slot.exit_status)
+        slots_ended.labels(how="left" if is_orderly else how).inc()
         agent_slots.set(len(self._slots))
         status = _IDLE if is_orderly else self._board.read(slot.number)
         why = slot.why_killed or _exit_text(slot.exit_status)
@@ -463,6 +463,15 @@ def _busy_s(status: SlotStatus, worker: WorkerProxy, now_s: float) -> float:
     queue = worker.queue
     at_once = 1 if queue is None or queue.facts.batch is not None else queue.facts.concurrency
     return max(0.001, round((now_s - status.started_s) * min(1.0, status.jobs / at_once), 3))
+
+
+def _how_died(status: int | None) -> str:
+    """The value of `SLOT_ENDS` of a slot that did not leave."""
+    if status is None:
+        return "died"
+    if status >= 0:
+        return "exited"
+    return "killed" if status == -signal.SIGKILL else "crashed"
 
 
 def _exit_text(status: int | None) -> str:
