@@ -161,6 +161,7 @@ async def test_the_gallery_takes_a_screen_at_every_width_and_scheme(tab, stack, 
 
 
 @pytest.mark.skipif(GALLERY not in os.environ, reason="writes 800 pictures for people")
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("state", gallery.STATES)
 async def test_every_screen_is_in_the_gallery(chromium, tmp_path, state):
     stack = ConsoleStack(tmp_path, site="" if state == "empty" else gallery.SITE)

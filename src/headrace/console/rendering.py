@@ -39,7 +39,12 @@ from headrace.console.model import PREFIX
 from headrace.kernel.terminal import is_visible, visible
 
 COMPRESSED_FROM_BYTES: Final = 1_024
+CARDS_FROM: Final = 5
+"""Columns from which a table is shown as cards on a phone; `console.css` has the same number."""
 _ROW_EDGE: Final = re.compile(r"</?tr\b")
+_COLUMN: Final = re.compile(r'<th scope="col"[^>]*>(.*?)</th>', re.DOTALL)
+_CELL: Final = re.compile(r'<(tr|td|th)\b(?:[^>]*? colspan="(\d+)")?')
+_HIDDEN_OR_TAG: Final = re.compile(r'<span class="hidden">.*?</span>|<[^>]*>', re.DOTALL)
 _WORDS: Final = re.compile(r"(\s+)")
 _SHORT_WORD: Final = re.compile(r"(?=.*\W)\S{2,24}")
 """A word that browsers may break, as after a hyphen, and that fits the narrowest code box."""
@@ -72,6 +77,26 @@ def _whole(text: str) -> Markup:
         else part
         for part in _WORDS.split(text)
     )
+
+
+def _labelled(table: Markup) -> Markup:
+    """A wide table whose cells carry the name of their column, which cards show on a phone."""
+    head, edge, rows = str(table).partition("</thead>")
+    names = [_HIDDEN_OR_TAG.sub("", one).strip() for one in _COLUMN.findall(head)]
+    if len(names) < CARDS_FROM:
+        return table
+    column = 0
+
+    def cell(found: re.Match[str]) -> str:
+        nonlocal column
+        if found[1] == "tr":
+            column = 0
+            return found[0]
+        name = names[column] if found[1] == "td" and not found[2] else ""
+        column += int(found[2] or 1)
+        return f'<td data-label="{name}"{found[0][3:]}' if name else found[0]
+
+    return Markup(head + edge + _CELL.sub(cell, rows))  # noqa: S704 - escaped
 
 
 def _plain(html: str) -> str:
@@ -108,6 +133,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "points": spark_points,
     "ticks": _ticks,
     "visible": visible,
+    "labelled": _labelled,
     "whole": _whole,
 }
 
