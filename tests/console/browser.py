@@ -62,9 +62,14 @@ PHONE_FAULTS = """() => {
     const isBroken = range.getBoundingClientRect().height > 1.9 * lineHeight;
     if (shown(one) && /\\d/.test(text) && isBroken) found.push(`broken over lines: ${text}`);
   }
+  for (const one of document.querySelectorAll('.scroll')) {
+    const columns = one.querySelectorAll('thead th').length;
+    const isWide = one.scrollWidth > one.clientWidth + 1;
+    if (columns > 4 && isWide) found.push(`scrolls sideways: ${one.getAttribute('aria-label')}`);
+  }
   return found;
 }"""
-"""Controls that are too small for a finger, and numbers that break over lines."""
+"""Controls that are too small for a finger, numbers that break over lines, and wide tables."""
 
 
 def chromium_path() -> str | None:

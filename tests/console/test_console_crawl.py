@@ -279,6 +279,22 @@ async def test_long_names_fit_a_phone_and_the_current_tab_is_visible(tab, stack)
             assert 0 <= box["x"] < WIDTHS["phone"] - 20, place
 
 
+async def test_the_queues_fit_a_laptop_and_are_labelled_cards_on_a_phone_without_scripts(
+    tab, screen
+):
+    await screen.open("/console/jobs")
+    box = "box => box.scrollWidth - box.clientWidth"
+    assert await screen.page.locator(".scroll").evaluate(box) <= 0
+    async with tab(width=WIDTHS["phone"], scripts=False) as phone:
+        await phone.open("/console/jobs")
+        cell = phone.page.locator("tbody td[data-label=Waiting]").first
+        label = await cell.evaluate("cell => getComputedStyle(cell, '::before').content")
+        assert label == '"Waiting"'
+        assert await phone.page.locator("tbody a:has-text('Pause')").first.is_visible()
+        assert await phone.page.locator("thead").is_hidden()
+        assert await phone.phone_faults() == []
+
+
 async def test_photos_tracks_and_charts_are_drawn(screen):
     await screen.open("/console/fetch/photos?customer=bike-shop")
     photo = screen.page.locator(".shot img").first

@@ -10,7 +10,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
+from headrace.console.rendering import FILTERS
 from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
 from headrace.console.screens.health import backup_issues, death_issues
@@ -23,7 +25,7 @@ from headrace.console.screens.health_rooms import (
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
-from headrace.console.views import NO_DATA, PanelData, Rates, parse_series
+from headrace.console.views import NO_DATA, Chart, Line, PanelData, Rates, parse_series
 from headrace.engines.backup.service import BackupRow, BackupsState
 from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import RunState
@@ -92,6 +94,35 @@ def test_the_flush_state_is_that_of_the_worst_shard():
     assert flush_of(PanelData(error="away")).error == "away"
     words = [flush_of(PanelData(found)).value.word for found in (shards, shards[:1], [])]
     assert words == ["flush is late", "flushing", "flushed"]
+
+
+def test_cells_of_wide_tables_carry_the_names_of_their_columns():
+    labelled = FILTERS["labelled"]
+
+    def table(columns, row):
+        head = "".join(f'<th scope="col">{one}</th>' for one in columns)
+        return Markup(f"<thead><tr>{head}</tr></thead><tbody>{row}</tbody>")
+
+    names = ["Name", '<a class="sort" href="?a">B</a>', "C &amp; D", "E"]
+    row = '<tr><th scope="row">x</th><td class="n">1</td><td>2</td><td>3</td><td>4</td></tr>'
+    actions = '<span class="hidden">Actions</span>'
+    cells = labelled(table([*names, actions], row * 2)).partition("<tbody>")[2]
+    assert re.findall(r'<t[dh]\b( data-label="[^"]*")?', cells) == [
+        "", ' data-label="B"', ' data-label="C &amp; D"', ' data-label="E"', "",
+    ] * 2  # fmt: skip
+    assert 'data-label="B" class="n"' in cells
+    spanned = '<tr><th scope="row">x</th><td colspan="3">none</td><td>4</td></tr>'
+    assert "data-label" not in labelled(table([*names, actions], spanned))
+    assert labelled(table(names, row)) == table(names, row), "a narrow table stays one"
+
+
+def test_a_chart_without_values_is_quiet():
+    lines = [Line("done", [None, 0, 0.0]), Line("failed", [None, 0, 0])]
+    assert Chart(xs=[1, 2, 3], lines=lines).is_quiet
+    assert not Chart(xs=[1, 2, 3], lines=[*lines, Line("lost", [None, None, 0.1])]).is_quiet
+    heat = {"xs": [1, 2], "lines": [], "kind": "heat", "bounds_s": [0.1]}
+    assert Chart(**heat, counts=[None, [0, 0]]).is_quiet
+    assert not Chart(**heat, counts=[None, [0, 2]]).is_quiet
 
 
 def test_growth_is_that_of_ten_minutes():

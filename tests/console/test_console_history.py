@@ -145,6 +145,12 @@ async def test_a_range_begins_with_the_history_of_a_young_site(site):
     assert 2.5 <= (last - first) / 3600 <= 3.1
 
 
+async def test_a_site_without_history_states_when_its_first_minute_appears(at):
+    text = (await at.get("/console/views")).text
+    assert re.search(r"first one appears at \d\d:\d\d:15 UTC", text)
+    assert "data-chart=" not in text
+
+
 @pytest.mark.parametrize(
     "query",
     ["range=2h", "from=x&to=y", "from=2026-01-02&to=2026-01-01", "by=queue", "from=2026-01-01",

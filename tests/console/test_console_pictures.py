@@ -31,8 +31,8 @@ FOLDER_BYTES_MAX = 1_500_000
 HEIGHT = 640
 COLOURS = 256
 LOADED = "Promise.all([...document.images].map((image) => image.decode()))"
-ENDED = "document.querySelectorAll('.u-legend .u-value')[1]?.textContent ?? '0'"
-"""Jobs that ended in the last minute of the first chart."""
+ENDED = """document.querySelectorAll('[data-chart="jobs-ended"] .u-value')[1]?.textContent ?? '0'"""
+"""Jobs that ended in the last minute of their chart."""
 BUSY = ("overview", "fleet")
 """Pictures of the gallery's busy shop; the others show what the stack of the tests has."""
 SAMPLE = "run"

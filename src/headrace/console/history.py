@@ -65,6 +65,8 @@ class Board:
     marks: Sequence[BoardMark] = ()
     error: str = ""
     is_empty: bool = False
+    first_at: datetime | None = None
+    """When the first minute appears, if there is no history yet."""
 
     @property
     def ranges(self) -> Sequence[str]:
@@ -241,7 +243,8 @@ class _Loader:
             chart = self._chart(spec, by_name[spec.series])
             if chart is not None:
                 charts.append((f"{spec.series}-{spec.kind}", spec.label, chart))
-        cut = await self._steps_before_begin(steps or [])
+        begin = await self._context.history.begin()
+        cut = self._steps_before_begin(begin, steps or [])
         parts = [
             name
             for name, values in (("host", found.hosts), ("center", found.centers))
@@ -255,14 +258,18 @@ class _Loader:
             charts=[(name, label, chart.since(cut)) for name, label, chart in charts],
             marks=marks,
             is_empty=not any(found.is_recorded) and not steps,
+            first_at=self._next_minute_at() if begin is None else None,
         )
 
-    async def _steps_before_begin(self, steps: Sequence[QueueStep]) -> int:
+    def _next_minute_at(self) -> datetime:
+        """When the minute that passes now is in the history."""
+        after = timedelta(seconds=RECORDED_AFTER_S)
+        ended_at = (self._context.now_at - after).replace(second=0, microsecond=0)
+        return ended_at + timedelta(seconds=MINUTE_S) + after
+
+    def _steps_before_begin(self, begin: datetime | None, steps: Sequence[QueueStep]) -> int:
         """Steps to leave out, so that a range does not begin before a young site's history."""
-        if not self._board.range:
-            return 0
-        begin = await self._context.history.begin()
-        if begin is None:
+        if not self._board.range or begin is None:
             return 0
         first = min([begin, *(step.at for step in steps)])
         return max(0, min(self._span.index(first) - 1, self._span.steps - STEPS_MIN))

@@ -414,6 +414,12 @@ class Chart:
     """Upper bounds of the counts of a heat map; the last count is over all of them."""
     counts: Sequence[Sequence[float] | None] = ()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether every value is 0 or missing."""
+        counts = (count for column in self.counts for count in column or ())
+        return not any(counts) and not any(any(line.values) for line in self.lines)
+
     def since(self, index: int) -> Chart:
         """The chart without the points before `index`."""
         lines = [replace(line, values=line.values[index:]) for line in self.lines]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import Any, Final
@@ -15,6 +15,7 @@ from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Host, ItemPhoto, Source, Webhook
 from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, Study
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 RESULTS_LOOKED_AT: Final = 60
 HOSTS_SHOWN: Final = 100
@@ -97,32 +98,50 @@ async def _photo_examples(context: ViewContext) -> list[str]:
     return list(dict.fromkeys(photo.url for photo in photos))[:EXAMPLES_MAX]
 
 
+HOST_SORTS: Final[Mapping[str, Callable[[HostLine], float]]] = {
+    "errors": lambda line: line.share_bad or 0.0,
+    "requests": lambda line: line.host.requests,
+    "slow": lambda line: line.host.mean_s or 0.0,
+}
+"""Orders of hosts other than by name, greatest first."""
+
+
 async def view_hosts(context: ViewContext) -> dict[str, Any]:
-    """Photo hosts: all, those of one customer, or one host."""
+    """Photo hosts: all, those of one customer, or one host.
+
+    Other orders than by name are those of the first PAGE_ROWS_MAX hosts.
+    """
     fetch = context.fetch
     customer, host = (
         context.query.text("customer", most=128),
         context.query.text("host", most=255).strip(),
     )
+    sort = context.query.choice("sort", ("name", *HOST_SORTS), "name")
     after = (context.query.text("after_host"), context.query.text("after_customer"))
+    hosts_max = HOSTS_SHOWN + 1 if sort == "name" else PAGE_ROWS_MAX
     if host:
         found = await attempt(fetch.hosts.get, host)
     else:
         found = await attempt(
-            fetch.hosts.page, customer=customer or None, after=after, hosts_max=HOSTS_SHOWN + 1
+            fetch.hosts.page, customer=customer or None, after=after, hosts_max=hosts_max
         )
     lines, more = None, None
     if found.value is not None:
         hosts: Sequence[Host] = found.value
-        if not host:
+        if not host and sort == "name":
             hosts, more = context.cut(
                 hosts, HOSTS_SHOWN, after_host="host", after_customer="customer"
             )
         lines = [host_line(one) for one in hosts if customer in ("", one.customer)]
+        if sort != "name":
+            lines = sorted(lines, key=HOST_SORTS[sort], reverse=True)[:HOSTS_SHOWN]
     return {
         "hosts": PanelData(lines, found.error),
         "customer": customer,
         "host": host,
+        "sort": sort,
+        "is_part": sort != "name" and len(found.value or ()) >= PAGE_ROWS_MAX,
+        "sorted_max": PAGE_ROWS_MAX,
         "more": more,
     }
 

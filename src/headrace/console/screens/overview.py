@@ -53,6 +53,8 @@ class System:
     facts: Sequence[tuple[str, str]]
     error: str | None = None
     is_installed: bool = True
+    link: tuple[str, str] | None = None
+    """Path below /console and text of a list that belongs to the facts."""
 
     @property
     def title(self) -> str:
@@ -102,6 +104,7 @@ def fetch_card(rates: Rates, runs: PanelData[Sequence[Any]] | None) -> System:
             ("received", _bytes(rates, rates.rate_per_s("fetch_received_bytes_total"))),
             ("active runs", under_way),
         ],
+        link=("/fetch/hosts?sort=errors", "Photo hosts by errors"),
         error=None if runs is None else runs.error,
         is_installed=runs is not None,
     )
