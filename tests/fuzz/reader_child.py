@@ -78,7 +78,9 @@ READERS: Final = {"catalogue": read_all_ways, "photo": read_as_photo, "tag": rea
 
 def main() -> None:
     """Answer one line per file."""
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    # The soft limit alone: the decoder of sheets sets its own.
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, most))
     for line in sys.stdin:
         kind, path = json.loads(line)
         try:

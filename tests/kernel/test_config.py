@@ -132,3 +132,26 @@ def test_a_url_that_leads_nowhere_is_refused(schemes, text):
     assert (
         config.parse_url("postgresql")("postgresql:///x?host=/run") == "postgresql:///x?host=/run"
     )
+
+
+def test_a_file_nested_too_deeply_is_unreadable(tmp_path):
+    file = tmp_path / "headrace.toml"
+    for text in ("a = " + "[" * 5000, "a = " + "{a=" * 5000):
+        file.write_text(text)
+        with pytest.raises(InvalidConfig, match="expected a TOML file"):
+            load_config(SECTIONS, env={}, file=file)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [
+        (config.parse_size_bytes, "9" * 5000 + "MiB", "a size such as"),
+        (config.parse_duration_s, "9" * 5000 + "s", "a duration such as"),
+        (config.parse_duration_s, "9" * 400 + "s", "a duration such as"),
+        (config.parse_url("http", "https"), "http://[", "a URL with an IPv6 address"),
+        (config.parse_url("http", "https"), "http://[a]", "a URL with an IPv6 address"),
+    ],
+)
+def test_an_error_names_what_is_expected_and_never_an_error_of_python(parse, text, expected):
+    with pytest.raises(ValueError, match=expected):
+        parse(text)

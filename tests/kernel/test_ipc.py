@@ -16,6 +16,7 @@ from headrace.kernel.ipc import (
     MessageConnection,
     MessageSplitter,
     encode_message,
+    message_decoder,
     read_message,
     receive_message,
 )
@@ -84,3 +85,28 @@ async def test_a_message_over_the_limit_is_another_protocol(monkeypatch):
         theirs.sendall(encode_message("four"))
         with pytest.raises(ValueError, match="exceeds 3"):
             receive_message(ours)
+
+
+NESTED = b"\x91" * 2_000 + b"\xc0"
+"""Lists in a list; Python's limit is about 1,000."""
+
+
+@pytest.mark.parametrize("body", [NESTED, b"\xc1", b"", encode_message("a")[LENGTH_BYTES:-1]])
+async def test_a_malformed_message_closes_its_connection_and_no_other(body):
+    received, lost = [], []
+    loop = asyncio.get_running_loop()
+    unexpected = []
+    loop.set_exception_handler(lambda _, context: unexpected.append(context))
+    try:
+        link = MessageConnection(message_decoder(object), received.append, lambda: lost.append(1))
+        ours, theirs = socket.socketpair()
+        await link.connect(ours)
+        with theirs:
+            theirs.setblocking(False)
+            data = encode_message("good") + len(body).to_bytes(LENGTH_BYTES, "little") + body
+            await loop.sock_sendall(theirs, data + encode_message("after it"))
+            await wait_true(lambda: lost)
+    finally:
+        loop.set_exception_handler(None)
+    assert received == ["good"]
+    assert unexpected == []

@@ -17,6 +17,7 @@ import msgspec
 from headrace.engines.remote import PackedError
 from headrace.jobs.columns import JobColumns
 from headrace.kernel.errors import HeadraceError, InvalidInput
+from headrace.kernel.ipc import message_decoder
 from headrace.kernel.metrics import Delta
 
 TEXT_CHARACTERS_MAX: Final = 60_000
@@ -195,7 +196,7 @@ DECLARING: Final = -1
 Answer = SpendAnswer | Result | Failure
 ToSlot = Work | Stop | CancelJob | Answer
 FromSlot = Ready | Ack | Progress | Spend | Insert | Statement | Abandon | Measured | Recycle | Left
-decode_to_slot: Final[Callable[[Any], ToSlot]] = msgspec.msgpack.Decoder(ToSlot).decode
-"""Decode a message to a slot. Raises: msgspec.DecodeError."""
-decode_from_slot: Final[Callable[[Any], FromSlot]] = msgspec.msgpack.Decoder(FromSlot).decode
-"""Decode a message of a slot. Raises: msgspec.DecodeError."""
+decode_to_slot: Final[Callable[[bytes], ToSlot]] = message_decoder(ToSlot)
+"""Decode a message to a slot. Raises: ValueError."""
+decode_from_slot: Final[Callable[[bytes], FromSlot]] = message_decoder(FromSlot)
+"""Decode a message of a slot. Raises: ValueError."""

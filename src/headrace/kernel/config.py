@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from headrace.kernel.errors import FieldProblem, InvalidInput, did_you_mean
 
@@ -50,7 +50,7 @@ class InvalidConfig(InvalidInput):
 
 def parse_duration_s(text: str) -> float:
     """Seconds of `250ms`, `30s`, `10m`, `2h`, `7d`. Raises: ValueError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|s|m|h|d)", text.strip())
     if match is None:
         raise ValueError("a duration such as 30s, 10m or 2h")
     return float(match[1]) * _UNIT_S[match[2]]
@@ -79,7 +79,7 @@ def moment_of(name: str, text: str | None, refusal: type[InvalidInput]) -> datet
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of `512B`, `64KiB`, `25MiB`, `2GiB`. Raises: ValueError."""
-    match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|TiB)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,15})\s*(B|KiB|MiB|GiB|TiB)", text.strip())
     if match is None:
         raise ValueError("a size such as 64KiB or 25MiB")
     return int(match[1]) * _UNIT_BYTES[match[2]]
@@ -231,6 +231,14 @@ def require_known_parameters(url: str) -> None:
             )
 
 
+def _split_url(text: str) -> SplitResult:
+    """The parts of a URL. Raises: ValueError for wrong brackets or an address that is none."""
+    try:
+        return urlsplit(text)
+    except ValueError as error:
+        raise ValueError("a URL with an IPv6 address between its brackets") from error
+
+
 def _require_ports(hosts: str) -> None:
     """Raises: ValueError for a wrong port; PostgreSQL accepts several hosts, each with its port."""
     for host in hosts.rpartition("@")[2].split(","):
@@ -244,7 +252,7 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
     """A parser of URLs with one of `schemes`; `takes_user` permits a user and password."""
 
     def parse(text: str) -> str:
-        parts = urlsplit(text.strip())
+        parts = _split_url(text.strip())
         if parts.scheme not in schemes:
             path = (
                 f", such as file://{text.strip()}" if "file" in schemes and text[:1] == "/" else ""
@@ -409,8 +417,10 @@ def _read_file(
         return {}
     try:
         parsed = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
+        if isinstance(error, RecursionError):
+            why = "its values are nested too deeply"
         problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {why}"))
         return {}
     found: dict[str, str] = {}

@@ -1,8 +1,9 @@
 """Messages between processes of this product: a 4-byte length, then the body, one msgpack value.
 
 They pass over stream sockets, because a body can exceed the buffer that a packet must fit in. Each
-side decodes bodies with a typed decoder of its own. `MessageConnection` serves one end of a socket
-pair in an event loop; `read_message` is for stream readers, `receive_message` for code that blocks.
+side decodes bodies with a typed decoder of its own (`message_decoder`). `MessageConnection` serves
+one end of a socket pair in an event loop, and closes it at the first malformed message.
+`read_message` is for stream readers, `receive_message` for code that blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.kernel.logs import logger
+
+log = logger(__name__)
 LENGTH_BYTES: Final = 4
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 
@@ -38,6 +42,19 @@ def encode_message(message: Any) -> bytearray:
     _encoder.encode_into(message, data, LENGTH_BYTES)
     data[:LENGTH_BYTES] = (len(data) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
     return data
+
+
+def message_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """A typed decoder of bodies. It raises ValueError for any other body."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decode_body(body: bytes) -> Any:
+        try:
+            return decode(body)
+        except RecursionError:
+            raise ValueError("the message is nested too deeply") from None
+
+    return decode_body
 
 
 async def read_message(reader: asyncio.StreamReader, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
@@ -141,9 +158,19 @@ class MessageConnection(asyncio.Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        for body in self._messages.feed(data):
-            self._on_message(self._decode(body))
+        """See `asyncio.Protocol`. A malformed message closes the connection."""
+        try:
+            bodies = self._messages.feed(data)
+        except ValueError as error:
+            self._refuse(error)
+            return
+        for body in bodies:
+            try:
+                message = self._decode(body)
+            except ValueError as error:
+                self._refuse(error)
+                return
+            self._on_message(message)
 
     def connection_lost(self, _error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -170,6 +197,10 @@ class MessageConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(0)
             await self._is_drained.wait()
+
+    def _refuse(self, error: ValueError) -> None:
+        log.warning("message_invalid", error=str(error))
+        self.close()
 
     def close(self) -> None:
         """Close the socket at once."""

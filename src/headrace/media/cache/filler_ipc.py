@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.ipc import encode_message, read_message
+from headrace.kernel.ipc import encode_message, message_decoder, read_message
 from headrace.kernel.logs import logger
 from headrace.media.cache.layout import slot_owners
 from headrace.media.errors import (
@@ -145,8 +145,8 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 ToFiller = GetBlock | GetShape | Command | WrongBlock | DiskFault
 Reply = BlockReply | ShapeReply | CommandReply | ErrorReply
 
-_decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(ToFiller).decode
-_decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).decode
+_decode_to_filler: Final[Callable[[bytes], ToFiller]] = message_decoder(ToFiller)
+_decode_reply: Final[Callable[[bytes], Reply]] = message_decoder(Reply)
 
 
 async def read_to_filler(reader: asyncio.StreamReader) -> ToFiller:

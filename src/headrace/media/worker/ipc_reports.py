@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.kernel.ipc import MessageConnection, receive_message
+from headrace.kernel.ipc import MessageConnection, message_decoder, receive_message
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import (
     REGISTRY,
@@ -68,8 +68,8 @@ class Report(msgspec.Struct, array_like=True):
     """Its most requested objects."""
 
 
-decode_report: Final = msgspec.msgpack.Decoder(Report).decode
-_decode_config: Final = msgspec.msgpack.Decoder(ChildConfig).decode
+decode_report: Final[Callable[[bytes], Report]] = message_decoder(Report)
+_decode_config: Final[Callable[[bytes], ChildConfig]] = message_decoder(ChildConfig)
 
 
 class ReportSender:
