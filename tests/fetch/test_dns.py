@@ -53,12 +53,17 @@ def literal(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-async def test_no_literal_leads_there_even_with_a_proxy(downloader, canary, monkeypatch):
+async def test_no_literal_leads_there_even_with_a_proxy(downloader, origin, canary, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, canary.url(""))
     for host in (*LOOPBACK_HOSTS, *map(literal, FORBIDDEN_ADDRESSES)):
         found = await downloader.download(f"http://{host}:{canary.port}/a.jpg")
         assert (found.outcome, found.requests) == (REFUSED, 0), host
+    found = await downloader.download(origin.url("/photo/1"))
+    assert found.outcome == "received", "the proxy is not used"
+    assert canary.log == []
 
 
 async def test_no_redirect_of_any_hop_leads_there(downloader, origin, canary):

@@ -66,7 +66,7 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
     before = rss_bytes(api.process.pid)
 
     def check(case) -> None:
-        answer = case.call(base_url=api.url, session=session, timeout=60)
+        answer = case.call(base_url=api.url, session=session, timeout=60, headers=session.headers)
         case.validate_response(answer, checks=CHECKS)
         if answer.status_code >= 400:
             problem = answer.json()

@@ -63,10 +63,21 @@ def test_functions_of_valkey_run_no_built_code():
     faults = []
     for path in libraries:
         text = re.sub(r"--[^\n]*", "", path.read_text())
-        faults += [f"{path.name}: {one}" for one in re.findall(r"\b(?:loadstring|load|dofile)\(", text)]
+        faults += [
+            f"{path.name}: {one}" for one in re.findall(r"\b(?:loadstring|load|dofile)\(", text)
+        ]
         calls = re.findall(r"(?:redis|server)\.p?call\(\s*([^,)]*)", text)
         faults += [f"{path.name}: call({one}" for one in calls if not one.startswith(("'", '"'))]
     assert faults == []
+
+
+def test_packages_are_installed_by_their_hashes():
+    assert '"--require-hashes", "-r", lock' in (ROOT / "tools" / "set_up.py").read_text()
+    for lock in sorted(ROOT.glob("requirements*.lock")):
+        pins = re.split(r"^(?=\S+==)", lock.read_text(), flags=re.MULTILINE)
+        pins = [pin for pin in pins if "==" in pin.partition("\n")[0]]
+        assert pins
+        assert [pin.partition(" ")[0] for pin in pins if "--hash=sha256:" not in pin] == []
 
 
 def test_every_control_has_a_place_and_a_test_that_can_be_planted():

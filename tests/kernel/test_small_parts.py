@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headrace.kernel import errors, logs, signing
+from headrace.kernel import errors, logs, metrics, signing
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
 from headrace.kernel.logs import KINDS_MAX, SparseLogger, logger
@@ -245,3 +245,12 @@ async def test_background_tasks_end_with_their_owner_and_are_not_kept_after_thei
     await asyncio.sleep(0)
     await tasks.cancel()
     assert (seen, set(tasks)) == (["cleaned up"], set())
+
+
+def test_an_undeclared_label_is_counted_as_other():
+    name = "tests_labels_total"
+    counter = metrics.counter(name, "Of this test.", kind=("known",))
+    for kind in ("known", "unknown", "x" * 5000, "\n"):
+        metrics.bound(counter, name, kind=kind).inc()
+    found = {sample.labels["kind"] for sample in counter.collect()[0].samples}
+    assert found == {"known", "other"}

@@ -33,6 +33,8 @@ of bytes, of the answer to OPTIONS."""
 ANY_QUERY: Final = "any_query"
 """Key in a handler's `opt`: unknown query parameters are ignored, as on a page for people, whose
 links gain parameters of programs that pass them on."""
+OTHER_TYPES: Final = "other_types"
+"""Key in a handler's `opt`: media types besides the declared one that its response may have."""
 FAST_PATH: Final = "fast_path"
 """Key in a handler's `opt`, with a `FastPath` as its value."""
 Response = TypeVar("Response")

@@ -20,7 +20,14 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from headrace.kernel.config import moment_of, parse_as, parse_duration_s
-from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax, routes_in
+from headrace.kernel.routes import (
+    FAST_PATH,
+    OTHER_TYPES,
+    FastRequest,
+    FastResponse,
+    ItemsMax,
+    routes_in,
+)
 from headrace.views.errors import InvalidHit, InvalidSpan, TooManyHits
 from headrace.views.exports import FORMATS, IDS_MAX, ROWS_MAX, encoded
 from headrace.views.model import (
@@ -48,6 +55,7 @@ from headrace.views.service import Views
 HIT: Final = {"scope": "views:hit", "for_pages": True}
 """A publishable key (`?k=`) is sufficient."""
 READ: Final = {"scope": "views:read"}
+_EXPORT: Final = {**READ, OTHER_TYPES: (FORMATS["csv"], FORMATS["parquet"])}
 WRITE: Final = {"scope": "views:write"}
 PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
 """A GIF of one transparent pixel, 43 bytes."""
@@ -307,7 +315,7 @@ async def get_viewers(
     return await views.analytics.viewers(names, by, from_day=from_day, to_day=to_day)
 
 
-@get("/v1/views/export", opt=READ, media_type="application/json")
+@get("/v1/views/export", opt=_EXPORT, media_type="application/json")
 async def export_series(
     views: NamedDependency[Views],
     *,
@@ -328,7 +336,7 @@ async def export_series(
     return await _exported(page, page.rows, page.after, form)
 
 
-@get("/v1/views/changes", opt=READ, media_type="application/json")
+@get("/v1/views/changes", opt=_EXPORT, media_type="application/json")
 async def get_changes(
     views: NamedDependency[Views],
     *,

@@ -25,7 +25,7 @@ from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 
 from headrace.kernel.errors import FieldProblem, did_you_mean, mismatch
-from headrace.kernel.routes import ANY_QUERY, OPTIONS_FIELDS
+from headrace.kernel.routes import ANY_QUERY, OPTIONS_FIELDS, OTHER_TYPES
 from headrace.web.auth import FOR_PAGES, scope_of
 from headrace.web.model import ANY_SCOPE, SCOPES, BodyInvalid, ParameterRepeated, RouteUnknown
 from headrace.web.problems import MEDIA_TYPE, Problem, expected_of, parameter_name
@@ -217,6 +217,8 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
         operation = document["paths"][path][method.lower()]
         operation["summary"] = handler.summary or summary_of(operation["description"])
         _amend(operation, scope_of(handler), for_pages=bool(handler.opt.get(FOR_PAGES)))
+        for media_type in handler.opt.get(OTHER_TYPES, ()):
+            operation["responses"]["200"]["content"][media_type] = {}
     own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
     own["application/json"]["schema"] = {
         "type": "object",

@@ -41,7 +41,7 @@ from headrace.fetch.service import Fetch
 from headrace.fetch.service.items import wrong_count
 from headrace.fetch.study import WEEKS_MAX, Study, csv_of_study
 from headrace.kernel.config import moment_of
-from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
+from headrace.kernel.routes import OTHER_TYPES, PAGE_ROWS_MAX, Idempotency, ItemsMax
 
 _WRITE_BYTES: Final = 2**20
 _SOURCE_BYTES_MAX: Final = 16 * 1024
@@ -367,7 +367,7 @@ async def get_fetch_host(fetch: NamedDependency[Fetch], host: FromPath[str]) -> 
 
 @get(
     "/v1/fetch/study",
-    opt=READ,
+    opt={**READ, OTHER_TYPES: ("text/csv",)},
     responses={200: ResponseSpec(Study, description="The study, or its counts as CSV.")},
 )
 async def get_fetch_study(

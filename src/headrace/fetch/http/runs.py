@@ -19,7 +19,7 @@ from headrace.fetch.model import Change, PhotoProblem, RowProblem, Run
 from headrace.fetch.reports import POLICY
 from headrace.fetch.schemas import CategorySchema, Schema
 from headrace.fetch.service import Fetch
-from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.routes import OTHER_TYPES, PAGE_ROWS_MAX
 
 CSV: Final = "text/csv"
 
@@ -109,7 +109,7 @@ class ProblemsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @get(
     "/v1/fetch/runs/{run:int}/errors",
-    opt=READ,
+    opt={**READ, OTHER_TYPES: (CSV,)},
     responses={200: ResponseSpec(ProblemsAnswer, description="A page, or everything as CSV.")},
 )
 async def list_fetch_run_errors(
