@@ -12,7 +12,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots gallery clean
+.PHONY: help demo test short check format lint types layers soak fuzz planted bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,7 +41,14 @@ layers: $(SET_UP) ## Check the layers of imports
 soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests, three times ten minutes of churn (CHURN_S=60: shorter)
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m tools.planted
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
+
+fuzz: $(SET_UP) ## Try new bad input at every door (FUZZ_S=600: seconds per door; FUZZ_SEED=7: repeat a round)
+	FUZZ_S=$(or $(FUZZ_S),600) $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 tests/fuzz
+
+planted: $(SET_UP) ## Switch off each security control and require that its test fails (ONLY="tokens paths": some)
+	$(BIN)/python -m tools.planted $(ONLY)
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))

@@ -1,8 +1,8 @@
 """Switch off each security control in turn, and require that its tests fail.
 
-`planted.toml` lists the controls of `docs/reference/security-controls.md`. Each has patches: a file,
-the text that carries the control, and a text without it. The tests run on a copy of the repository
-with one patch applied. A patch that all tests survive is a control without a test.
+`planted.toml` lists the controls of `docs/reference/security-controls.md`. Each has patches: a
+file, the text that carries the control, and a text without it. The tests run on a copy of the
+repository with one patch applied. A patch that all tests survive is a control without a test.
 
     python -m tools.planted [NAME ...]
 
@@ -58,17 +58,23 @@ def patches() -> list[Patch]:
     ]
 
 
+def log_of(folder: Path) -> Path:
+    """The output of the last tests."""
+    return folder.with_name("tests.log")
+
+
 def do_pass(tests: tuple[str, ...], folder: Path) -> bool:
     """Whether all `tests` pass in a copy of the repository. A run over TIMEOUT_S has failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    process = subprocess.Popen(
-        [*command, *tests],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder / "src")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with log_of(folder).open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *tests],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder / "src")},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         return process.wait(TIMEOUT_S) == 0
     except subprocess.TimeoutExpired:
@@ -99,7 +105,7 @@ def main() -> None:
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
         tests = tuple(dict.fromkeys(test for patch in chosen for test in patch.tests))
         if not do_pass(tests, folder):
-            sys.exit(f"the tests fail on the unchanged repository: {' '.join(tests)}")
+            sys.exit(f"the tests fail on the unchanged repository:\n{log_of(folder).read_text()}")
         missed = []
         for patch in chosen:
             found = is_detected(patch, folder)

@@ -6,11 +6,14 @@ with a code of the error table. Valid and invalid requests come from schemathesi
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
 import requests
 import schemathesis
+from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
@@ -19,7 +22,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.fuzz.budget import fuzz
+from tests.fuzz.budget import FUZZ_S, fuzz
+from tests.fuzz.mutations import damaged
 
 CHECKS = [
     not_a_server_error,
@@ -50,6 +54,11 @@ def session(api):
 def schema(api, session):
     """The document that the process serves."""
     document = session.get(f"{api.url}/openapi.json", timeout=60).json()
+    # Requests without a token are the subject of `test_fuzz_tokens`.
+    del document["components"]["securitySchemes"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation.pop("security", None)
     return schemathesis.openapi.from_dict(document, config=SchemathesisConfig())
 
 
@@ -66,7 +75,9 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
     before = rss_bytes(api.process.pid)
 
     def check(case) -> None:
-        answer = case.call(base_url=api.url, session=session, timeout=60, headers=session.headers)
+        answer = case.call(
+            base_url=api.url, session=session, timeout=60, headers=dict(session.headers)
+        )
         case.validate_response(answer, checks=CHECKS)
         if answer.status_code >= 400:
             problem = answer.json()
@@ -74,12 +85,65 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
             assert problem["code"] in codes, problem
             assert "Traceback" not in problem["detail"]
 
-    for operation in operations:
-        for mode in GenerationMode:
-            fuzz(
-                operation.as_strategy(generation_mode=mode),
-                check,
-                examples=1,
-                share=0.8 / len(operations) / 2,
-            )
+    made = [
+        operation.as_strategy(generation_mode=mode)
+        for operation in operations
+        for mode in GenerationMode
+        # Without parameters and a body there is nothing to break.
+        if mode is GenerationMode.POSITIVE or has_input(operation)
+    ]
+    if FUZZ_S:
+        for one in made:
+            fuzz(one, check, examples=5, share=0.8 / len(made))
+    else:
+        # A sample of the operations; `make fuzz` tries each of them.
+        fuzz(st.one_of(made), check, examples=120)
     assert rss_bytes(api.process.pid) - before < RSS_GROWTH_BYTES_MAX
+    assert "Traceback" not in api.process.err
+
+
+def has_input(operation) -> bool:
+    """Whether an operation has something that can be invalid."""
+    parameters = [*operation.path_parameters, *operation.query, *operation.headers]
+    return bool(parameters or list(operation.body))
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    """Send bytes, end the stream, and return all that the server sends."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+        try:
+            link.sendall(data)
+            link.shutdown(socket.SHUT_WR)
+            while block := link.recv(1 << 16):
+                received += block
+        except ConnectionError:
+            pass
+    return received
+
+
+@pytest.mark.slow
+def test_damaged_requests_get_an_answer_below_500_or_none(api):
+    tail = f"Host: 127.0.0.1:{api.port}\r\nAuthorization: Bearer {api.token}\r\n"
+    body = b'{"queue": "mail", "payload": {"to": "ann"}}'
+    seeds = [
+        f"GET /v1/queues?limit=2 HTTP/1.1\r\n{tail}\r\n".encode() * 2,
+        f"POST /v1/jobs HTTP/1.1\r\n{tail}Content-Type: application/json\r\n"
+        f"Idempotency-Key: k\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body,
+        f"POST /v1/jobs HTTP/1.1\r\n{tail}Content-Type: application/json\r\n"
+        f"Transfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n".encode()
+        + body
+        + b"\r\n0\r\n\r\n",
+        f"POST /v1/views/hits?k=hrk_x HTTP/1.1\r\n{tail}Origin: https://a\r\n\r\n".encode(),
+        f"GET /console HTTP/1.1\r\n{tail}Cookie: headrace_session=a\r\n\r\n".encode(),
+        f"GET /v1/fetch/sellers/a?utm=1 HTTP/1.0\r\n{tail}\r\n".encode(),
+    ]
+
+    def check(data: bytes) -> None:
+        for status in re.findall(rb"^HTTP/1\.1 (\d{3}) ", exchange(api.port, data)):
+            assert int(status) < 500, status
+
+    fuzz(damaged(seeds) | st.binary(max_size=200), check, examples=150, share=0.2)
+    assert exchange(api.port, seeds[0]).count(b"HTTP/1.1 200 ") == 2
+    assert "Traceback" not in api.process.err
