@@ -44,7 +44,7 @@ soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests
 	$(BIN)/python -m tools.planted
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
 
-fuzz: $(SET_UP) ## Try new bad input at every door (FUZZ_S=600: seconds per door; FUZZ_SEED=7: repeat a round)
+fuzz: $(SET_UP) ## Try new bad input at every interface (FUZZ_S=600: seconds per interface; FUZZ_SEED=7: repeat a round)
 	FUZZ_S=$(or $(FUZZ_S),600) $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 tests/fuzz
 
 planted: $(SET_UP) ## Switch off each security control and require that its test fails (ONLY="tokens paths": some)

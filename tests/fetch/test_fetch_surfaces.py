@@ -120,6 +120,9 @@ async def test_shapes_of_responses(client, shop):
     upload = document["paths"]["/v1/fetch/customers/{customer}/catalogues"]["post"]
     assert upload["requestBody"]["required"]
     assert "text/csv" in upload["requestBody"]["content"]
+    for path in ("/v1/fetch/study", "/v1/fetch/runs/{run}/errors"):
+        found = document["paths"][path]["get"]["responses"]["200"]["content"]
+        assert set(found) == {"application/json", "text/csv"}
 
 
 async def test_a_webhook_shows_its_secret_once(client, receiver):

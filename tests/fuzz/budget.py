@@ -1,7 +1,7 @@
 """The budget of a fuzz test: a fixed number of examples, or new ones for a time.
 
 In `make test` each test tries the same small number of examples each time. `make fuzz FUZZ_S=600`
-gives each door that many seconds, split over its tests, with new seeds. A failure prints the
+gives each interface that many seconds, split over its tests, with new seeds. A failure prints the
 command that repeats it.
 """
 
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 FUZZ_S: Final = float(os.environ.get("FUZZ_S", "0"))
-"""Seconds per door; 0: the fixed examples of `make test`."""
+"""Seconds per interface; 0: the fixed examples of `make test`."""
 FUZZ_SEED: Final = int(os.environ.get("FUZZ_SEED", "0"))
 """Repeat the round of this seed and stop."""
 ROUND_FACTOR: Final = 10
@@ -31,7 +31,7 @@ def fuzz(
     examples: int,
     share: float = 1.0,
 ) -> None:
-    """Call `check` with values of `strategy`; `share` is this test's part of the door's time.
+    """Call `check` with values of `strategy`; `share` is this test's part of the interface's time.
 
     Raises: what `check` raises, for the smallest value, with a note of how to repeat it.
     """

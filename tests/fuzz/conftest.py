@@ -1,4 +1,4 @@
-"""Doors to fuzz: the environment of real engines, and a process of the API on them."""
+"""Interfaces to fuzz: the environment of real engines, and a process of the API on them."""
 
 from __future__ import annotations
 

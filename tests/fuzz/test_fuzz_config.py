@@ -1,4 +1,4 @@
-"""The door of configuration: any TOML file and any variables.
+"""Configuration: any TOML file and any variables.
 
 Loading ends in settings or in one InvalidConfig that lists every fault; the command exits with 2.
 """

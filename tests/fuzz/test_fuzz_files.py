@@ -1,4 +1,4 @@
-"""The door of files: catalogues of every format, photos and audio tags, damaged.
+"""Files: catalogues of every format, photos and audio tags, damaged.
 
 They are read in a process whose memory is limited (`reader_child`). Each ends in rows or in a
 declared error, and needs no more memory than a sound file of this size.

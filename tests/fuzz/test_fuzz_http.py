@@ -1,4 +1,4 @@
-"""The HTTP door: requests made from our own OpenAPI document, valid and broken, and raw bytes.
+"""HTTP: requests made from our own OpenAPI document, valid and broken, and raw bytes.
 
 No answer has a 5xx status, each conforms to the document, and each error is a problem document
 with a code of the error table. Valid and invalid requests come from schemathesis.

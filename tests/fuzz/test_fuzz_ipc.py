@@ -1,4 +1,4 @@
-"""The doors between our own processes: agent, slots, zygote, filler and media workers.
+"""Messages between our own processes: agent, slots, zygote, filler and media workers.
 
 A damaged message closes the connection it arrived on. The receiver lives, and its other connections
 exchange messages as before.
@@ -88,16 +88,16 @@ def streams(said) -> st.SearchStrategy[bytes]:
     return damaged([b"".join(whole), *whole]) | st.sampled_from(deep) | st.binary()
 
 
-DOORS = {
+RECEIVERS = {
     "slot": (TO_SLOT, decode_to_slot),
     "agent": (FROM_SLOT, decode_from_slot),
     "supervisor": (REPORTS, decode_report),
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_damaged_message_closes_its_connection_alone(door):
-    said, decode = DOORS[door]
+@pytest.mark.parametrize("receiver", RECEIVERS)
+def test_a_damaged_message_closes_its_connection_alone(receiver):
+    said, decode = RECEIVERS[receiver]
     loop = asyncio.new_event_loop()
     faults = []
     loop.set_exception_handler(lambda _, context: faults.append(context))

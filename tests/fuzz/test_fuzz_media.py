@@ -1,4 +1,4 @@
-"""The door of media: raw bytes to a running node, ranges, signed URLs and fields of other nodes.
+"""Media: raw bytes to a running node, ranges, signed URLs and fields of other nodes.
 
 The node is the command `headrace media serve` with its native data plane; long runs build that with
 sanitizers, which end it at the first fault. Bytes of an object are always the right ones.
@@ -40,7 +40,7 @@ EXPIRES_AT = 4_000_000_000
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 PATIENCE_S = 60
 SERVER_FAULTS = {500, 502, 503, 504}
-"""501 and 505 are right answers to an encoding or a version that nobody knows."""
+"""501 and 505 are right answers to an encoding or a version that does not exist."""
 
 
 def sanitized(folder) -> dict[str, str]:

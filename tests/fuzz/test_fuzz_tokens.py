@@ -1,4 +1,4 @@
-"""The door of cursors, tokens and signatures: any changed bit is refused as a typed error."""
+"""Cursors, tokens and signatures: any changed bit is refused as a typed error."""
 
 from __future__ import annotations
 
