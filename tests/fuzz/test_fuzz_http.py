@@ -31,6 +31,7 @@ CHECKS = [
     content_type_conformance,
     status_code_conformance,
 ]
+SAMPLED_EVERY = 4
 RSS_GROWTH_BYTES_MAX = 200 * 2**20
 """A request body has at most 16 MiB, and few are open at once."""
 
@@ -92,12 +93,10 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
         # Without parameters and a body there is nothing to break.
         if mode is GenerationMode.POSITIVE or has_input(operation)
     ]
-    if FUZZ_S:
-        for one in made:
-            fuzz(one, check, examples=5, share=0.8 / len(made))
-    else:
-        # A sample of the operations; `make fuzz` tries each of them.
-        fuzz(st.one_of(made), check, examples=120)
+    # A sample of the operations; `make fuzz` tries each of them.
+    chosen = made if FUZZ_S else made[::SAMPLED_EVERY]
+    for one in chosen:
+        fuzz(one, check, examples=1, share=0.8 / len(chosen))
     assert rss_bytes(api.process.pid) - before < RSS_GROWTH_BYTES_MAX
     assert "Traceback" not in api.process.err
 
@@ -127,7 +126,7 @@ def test_damaged_requests_get_an_answer_below_500_or_none(api):
     tail = f"Host: 127.0.0.1:{api.port}\r\nAuthorization: Bearer {api.token}\r\n"
     body = b'{"queue": "mail", "payload": {"to": "ann"}}'
     seeds = [
-        f"GET /v1/queues?limit=2 HTTP/1.1\r\n{tail}\r\n".encode() * 2,
+        f"GET /v1/queues HTTP/1.1\r\n{tail}\r\n".encode() * 2,
         f"POST /v1/jobs HTTP/1.1\r\n{tail}Content-Type: application/json\r\n"
         f"Idempotency-Key: k\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         + body,

@@ -59,7 +59,7 @@ def sanitized(folder) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=["optional", "required"])
+@pytest.fixture(scope="module", params=["off", "required"])
 async def node(request, tmp_path_factory):
     """A node as a process, with one object in its store."""
     folder = tmp_path_factory.mktemp("node")
