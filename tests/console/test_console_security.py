@@ -13,6 +13,7 @@ from served import app_of, serving, visiting
 from tests.kit.chaos import RESET, ChaosProxy
 
 from headrace.console import app as console_app
+from headrace.console.rendering import Assets, make_environment
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import NewJob
 from headrace.kernel.metrics import REGISTRY
@@ -236,6 +237,15 @@ def test_templates_have_no_inline_code_and_escape_everything():
         assert not re.search(inline, text), path
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text)), path
         assert not re.search(r"""(?:src|href|action)=["']?https?:""", text), path
+
+
+def test_every_value_in_a_template_is_escaped():
+    """Whichever template: the environment escapes, and no template turns that off."""
+    template = make_environment(Assets()).from_string("<b title='{{ text }}'>{{ text }}</b>")
+    shown = template.render(text="<script>alert(1)</script>' onclick='alert(2)&")
+    assert shown.count("<") == 2
+    assert shown.count("'") == 2
+    assert html.unescape(shown).count("<script>") == 2
 
 
 def test_vendored_files_match_their_hashes():

@@ -105,7 +105,7 @@ def test_any_arguments_end_in_a_documented_exit_code(home, capfd):
 
     def check(line: tuple[str, list[str]]) -> None:
         path, words = line
-        exit_code = main([*path.split(), *words, "--json"])
+        exit_code = main(["--json", *path.split(), *words])
         reported = capfd.readouterr().err
         assert "Traceback" not in reported, f"{line}: {reported[-3000:]}"
         is_documented = exit_code in EXIT_CODES or (exit_code == 1 and path in OTHER_SIDE_FAILED)
