@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import requests
 import schemathesis
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
@@ -31,7 +33,7 @@ CHECKS = [
     content_type_conformance,
     status_code_conformance,
 ]
-SAMPLED_EVERY = 4
+SAMPLED_EVERY = 3
 RSS_GROWTH_BYTES_MAX = 200 * 2**20
 """A request body has at most 16 MiB, and few are open at once."""
 
@@ -74,11 +76,13 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 100
     before = rss_bytes(api.process.pid)
+    statuses: list[int] = []
 
     def check(case) -> None:
         answer = case.call(
             base_url=api.url, session=session, timeout=60, headers=dict(session.headers)
         )
+        statuses.append(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
         if answer.status_code >= 400:
             problem = answer.json()
@@ -86,25 +90,18 @@ def test_requests_of_the_document_get_documented_answers(api, session, schema, c
             assert problem["code"] in codes, problem
             assert "Traceback" not in problem["detail"]
 
-    made = [
-        operation.as_strategy(generation_mode=mode)
-        for operation in operations
-        for mode in GenerationMode
-        # Without parameters and a body there is nothing to break.
-        if mode is GenerationMode.POSITIVE or has_input(operation)
-    ]
+    made = [(mode, operation) for operation in operations for mode in GenerationMode]
     # A sample of the operations; `make fuzz` tries each of them.
     chosen = made if FUZZ_S else made[::SAMPLED_EVERY]
-    for one in chosen:
-        fuzz(one, check, examples=1, share=0.8 / len(chosen))
+    for mode, operation in chosen:
+        requests_made = operation.as_strategy(generation_mode=mode)
+        # An operation whose parameters accept any text cannot be broken.
+        with suppress(*[Unsatisfiable] if mode is GenerationMode.NEGATIVE else []):
+            fuzz(requests_made, check, examples=1, share=0.8 / len(chosen))
+    assert len(statuses) > len(chosen) / 2
+    assert {200, 404, 422} <= set(statuses)
     assert rss_bytes(api.process.pid) - before < RSS_GROWTH_BYTES_MAX
     assert "Traceback" not in api.process.err
-
-
-def has_input(operation) -> bool:
-    """Whether an operation has something that can be invalid."""
-    parameters = [*operation.path_parameters, *operation.query, *operation.headers]
-    return bool(parameters or list(operation.body))
 
 
 def exchange(port: int, data: bytes) -> bytes:
