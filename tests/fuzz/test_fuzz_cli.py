@@ -117,4 +117,4 @@ def test_any_arguments_end_in_a_documented_exit_code(home, capfd):
         assert error["code"] in (codes | error_table()), error
         assert len(error["message"].split()) >= 3, error
 
-    fuzz(command_lines(), check, examples=150)
+    fuzz(command_lines(), check, examples=80)
