@@ -12,7 +12,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak fuzz planted bench lock reference docs screenshots gallery clean
+.PHONY: help demo test short check format lint types layers soak fuzz planted torture bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ fuzz: $(SET_UP) ## Try new bad input at every interface (FUZZ_S=600: seconds per
 
 planted: $(SET_UP) ## Switch off each security control and require that its test fails (ONLY="tokens paths": some)
 	$(BIN)/python -m tools.planted $(ONLY)
+
+torture: $(SET_UP) ## Run every fault against every room; FAULT=kill-postgres ROOM=jobs RUNS=20: one cell (docs/reference/torture.md)
+	$(BIN)/python -m verification.torture $(addprefix --fault ,$(FAULT)) $(addprefix --room ,$(ROOM)) --runs $(or $(RUNS),2)
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))

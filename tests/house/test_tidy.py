@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headrace"
 SOURCES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-OTHERS = sorted((ROOT / "examples").rglob("*.py")) + sorted((ROOT / "tools").rglob("*.py"))
+OTHERS = [
+    path
+    for name in ("examples", "tools", "verification")
+    for path in sorted((ROOT / name).rglob("*.py"))
+]
 EVERYTHING = [*SOURCES, *TESTS, *OTHERS]
 ELSEWHERE = [path for path in EVERYTHING if path != Path(__file__)]
 PACKAGES = tuple(

@@ -51,6 +51,8 @@ class Mode:
 PASS: Final = Mode("pass")
 BLACK_HOLE: Final = Mode("black hole")
 RESET: Final = Mode("reset")
+ONE_WAY: Final = Mode("one way")
+"""Requests arrive, replies are lost."""
 
 
 def delay(seconds: float) -> Mode:
@@ -344,12 +346,12 @@ class _Link:
                     return
                 await fault.released.wait()
                 self._met, data, kept = None, kept, b""
-            if self._mode == BLACK_HOLE or self._has_lost_bytes:
+            if self._mode in (BLACK_HOLE, ONE_WAY) or self._has_lost_bytes:
                 self._has_lost_bytes = True
             else:
                 client.write(data)
                 await client.drain()
-        if self._mode == BLACK_HOLE or self._has_lost_bytes:
+        if self._mode in (BLACK_HOLE, ONE_WAY) or self._has_lost_bytes:
             await self._cut.wait()
 
     async def _is_carried(self) -> bool:

@@ -179,6 +179,11 @@ class HistoryReader:
         self._parsed_bytes: dict[Path, int] = {}
         self._events: list[Event] = []
 
+    def skip(self) -> None:
+        """Forget the events so far; the next `read` returns only later ones."""
+        self.read()
+        self._events.clear()
+
     def read(self) -> History:
         """All events so far, by time. Raises: ValueError for a malformed line."""
         torn = 0

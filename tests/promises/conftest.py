@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fleet import SETTINGS, SLOT_SETTINGS, open_fleet
 from tests.kit.site import Site
+from tests.kit.storm.fleet import SETTINGS, SLOT_SETTINGS, open_fleet
 
-pytest.register_assert_rewrite("storm", "room_jobs", "room_fetch", "room_views", "room_feed")
+ROOMS = ("jobs", "fetch", "views", "feed", "media")
+pytest.register_assert_rewrite(
+    "tests.kit.storm.storm", *(f"tests.kit.storm.room_{room}" for room in ROOMS)
+)
 
 
 @pytest.fixture

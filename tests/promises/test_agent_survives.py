@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from fleet import slot_pids, zygote_pid
 from tests.kit.processes import is_alive, wait_until
+from tests.kit.storm.fleet import slot_pids, zygote_pid
 from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from fleet import ROLES
 from tests.kit.chaos import BLACK_HOLE, RESET, ChaosProxy
+from tests.kit.storm.fleet import ROLES
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown

@@ -16,6 +16,7 @@ import time
 import pytest
 from tests.kit.checkers import over_limit
 from tests.kit.processes import HeadraceProcess
+from tests.kit.stepped_clock import install_stepped_clock
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
@@ -32,46 +33,12 @@ DUE_IN = compile_query(
 MAKE_DUE = compile_query(
     "make_due", "-- It is due now.\nUPDATE headrace.job_ready SET run_at = now() WHERE id = :job"
 )
-STEPPED_CLOCK = '''
-"""A wall clock that is off by the seconds in the file that CLOCK_OFFSET names."""
-import datetime
-import os
-import time
-
-_time, _time_ns, _real = time.time, time.time_ns, datetime.datetime
-
-
-def offset_s():
-    with open(os.environ["CLOCK_OFFSET"]) as file:
-        return float(file.read() or 0)
-
-
-class _Meta(type):
-    def __instancecheck__(cls, value):
-        return isinstance(value, _real)
-
-
-class SteppedDatetime(_real, metaclass=_Meta):
-    __slots__ = ()
-
-    @classmethod
-    def now(cls, tz=None):
-        return _real.fromtimestamp(time.time(), tz)
-
-
-time.time = lambda: _time() + offset_s()
-time.time_ns = lambda: _time_ns() + int(offset_s() * 1e9)
-datetime.datetime = SteppedDatetime
-'''
 
 
 @pytest.fixture
 def clock(fleet):
     """`clock.write_text("3600")` steps the wall clock of every child process."""
-    (fleet.folder / "sitecustomize.py").write_text(STEPPED_CLOCK)
-    clock = fleet.folder / "offset.txt"
-    clock.write_text("0")
-    return clock
+    return install_stepped_clock(fleet.folder)
 
 
 @pytest.mark.parametrize("role", ["agent", pytest.param("work", marks=pytest.mark.soak)])

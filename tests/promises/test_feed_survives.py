@@ -9,8 +9,8 @@ import asyncio
 import random
 
 import pytest
-from room_feed import AUTHORS, VIEWERS, open_feed
 from tests.kit.stock_valkey import OwnValkey
+from tests.kit.storm.room_feed import AUTHORS, VIEWERS, open_feed
 from tests.kit.waiting import wait_true
 
 from headrace.feed.worker import Sweeper

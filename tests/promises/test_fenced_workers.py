@@ -11,9 +11,9 @@ import struct
 import time
 
 import pytest
-from fleet import LEASE_S, LONG_LEASE, ROLES
 from tests.kit.chaos import ChaosProxy
 from tests.kit.checkers import counted_twice, over_limit, overlapping
+from tests.kit.storm.fleet import LEASE_S, LONG_LEASE, ROLES
 from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobState, NewJob

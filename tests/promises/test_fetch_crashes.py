@@ -11,10 +11,10 @@ import threading
 
 import pytest
 from children import run_fetch
-from fleet import SLOT_SETTINGS
 from tests.kit.forked import ended, start_forked
 from tests.kit.processes import wait_until
 from tests.kit.site import http_host, photo_host
+from tests.kit.storm.fleet import SLOT_SETTINGS
 from tests.kit.waiting import wait_true
 
 from headrace import Headrace

@@ -16,8 +16,8 @@ from functools import partial
 
 import httpx
 import pytest
-from media_cluster import OBJECT_BLOCKS, SECRET, Traffic, content, running_cluster
 from tests.kit.otlp import otlp_receiver
+from tests.kit.storm.media_cluster import OBJECT_BLOCKS, SECRET, Traffic, content, running_cluster
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs

@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import httpx
 import pytest
-from media_cluster import SECRET, Traffic, content, running_cluster
 from test_media_cluster import blobs_of
 from tests.kit.hosts import hosts
 from tests.kit.processes import HeadraceProcess, free_ports
+from tests.kit.storm.media_cluster import SECRET, Traffic, content, running_cluster
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs

@@ -7,8 +7,15 @@ import time
 from functools import partial
 
 import pytest
-from media_cluster import OBJECT_BLOCKS, SECRET, Node, Traffic, content, running_cluster
 from test_media_cluster import BUYER, blobs_of, shows
+from tests.kit.storm.media_cluster import (
+    OBJECT_BLOCKS,
+    SECRET,
+    Node,
+    Traffic,
+    content,
+    running_cluster,
+)
 from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs

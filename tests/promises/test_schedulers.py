@@ -14,8 +14,8 @@ from collections import Counter
 
 import pytest
 from children import schedule
-from fleet import LEASE_S
 from tests.kit.forked import ended, start_forked
+from tests.kit.storm.fleet import LEASE_S
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query

@@ -10,8 +10,8 @@ import os
 import signal
 
 import pytest
-from fleet import SLOT_SETTINGS, open_fleet, slot_pids, title_of
 from tests.kit.processes import is_alive
+from tests.kit.storm.fleet import SLOT_SETTINGS, open_fleet, slot_pids, title_of
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig

@@ -6,8 +6,9 @@ A row is a set of rooms, the faults that hit them, and the number of rounds. See
 from __future__ import annotations
 
 import pytest
-from room_feed import FeedRoom
-from room_fetch import (
+from tests.kit.history import Event, History
+from tests.kit.storm.room_feed import FeedRoom
+from tests.kit.storm.room_fetch import (
     STARTS_MAX,
     FetchRoom,
     expected_outcomes,
@@ -17,10 +18,9 @@ from room_fetch import (
     wrong_counts,
     wrong_outcomes,
 )
-from room_jobs import JobsRoom, shared_keys
-from room_views import ViewsRoom
-from storm import FAULTS, FETCH_FAULTS, FLUSH_FAULTS, JOB_FAULTS, weather
-from tests.kit.history import Event, History
+from tests.kit.storm.room_jobs import JobsRoom, shared_keys
+from tests.kit.storm.room_views import ViewsRoom
+from tests.kit.storm.storm import FAULTS, FETCH_FAULTS, FLUSH_FAULTS, JOB_FAULTS, weather
 
 ALL = (JobsRoom, FetchRoom, ViewsRoom, FeedRoom)
 

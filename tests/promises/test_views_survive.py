@@ -19,11 +19,11 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 
 import pytest
-from room_views import CountedViews, open_engines
-from storm import own_engines
 from tests.kit.forked import ended, start_forked
 from tests.kit.processes import wait_until
 from tests.kit.stock_valkey import OwnValkey
+from tests.kit.storm.room_views import CountedViews, open_engines
+from tests.kit.storm.storm import own_engines
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query

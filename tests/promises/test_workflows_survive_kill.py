@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fleet import LEASED
 from tests.kit.processes import is_alive
+from tests.kit.storm.fleet import LEASED
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_app import app, recorder
+from tests.kit.storm.fleet_app import app, recorder
 
 from headrace.fetch import Item
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import combinations
 from random import Random
 
 import httpx
-from storm import Storm, pause
 from tests.kit.checkers import (
     Finding,
     counted_twice,
@@ -23,6 +23,8 @@ from tests.kit.checkers import (
     overlapping,
 )
 from tests.kit.history import History
+from tests.kit.storm.storm import Storm, Tally, pause
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
@@ -61,11 +63,19 @@ LEFT = compile_query(
 class JobsRoom:
     """See the module."""
 
+    name = "jobs"
     roles = ("agent", "work", "scheduler", "api")
+
+    def __init__(self, *, has_killer: bool = True) -> None:
+        self._has_killer = has_killer
+        self.killers: set[int] = set()
+        self._posted = 0
+        self._done: dict[str, set[int]] = {queue: set() for queue in COUNTED}
 
     async def begin(self, storm: Storm) -> None:
         """Set the lanes, and enqueue jobs of a stopped queue."""
         self.storm = storm
+        self._began_at = datetime.now(UTC)
         config = PostgresConfig(connect_timeout_s=0.5, statement_timeout_s=5)
         self._pool = Postgres(storm.endpoints.postgres_url, config)
         self._service = storm.jobs_on(self._pool)
@@ -81,13 +91,13 @@ class JobsRoom:
         return [
             *(lambda stop, d=draw: self._enqueue(stop, d) for draw in draws),
             self._post,
-            self._kill,
+            *([self._kill] if self._has_killer else []),
         ]
 
     async def _kill(self, _stop: asyncio.Event) -> None:
         """One job kills its process at every run."""
         killer = NewJob(queue="batched", payload={"dies": True})
-        [self.killer] = await self.storm.jobs.enqueue_many([killer])
+        self.killers.update(await self.storm.jobs.enqueue_many([killer]))
 
     async def _enqueue(self, stop: asyncio.Event, draw: Random) -> None:
         while not stop.is_set():
@@ -123,10 +133,9 @@ class JobsRoom:
 
     async def _post(self, stop: asyncio.Event) -> None:
         async with self.storm.client() as client:
-            number = 0
             while not stop.is_set():
-                number += 1
-                while not await self._is_posted(client, f"request-{number}"):
+                self._posted += 1
+                while not await self._is_posted(client, f"request-{self._posted}"):
                     await pause(asyncio.Event(), 0.05)
                 await pause(stop, 0.1)
 
@@ -155,14 +164,13 @@ class JobsRoom:
         history = self.storm.history
         rows = [(row["place"], row["id"]) for row in await self.storm.postgres.all(PLACES)]
         places = {job: place for place, job in rows}
+        self._note_done(history)
         quarantined = {job for job, place in places.items() if place == "quarantined"}
-        assert history.of("ok", what="post")
-        assert history.of("end", what="called_back")
         once = {"by": "group", "witness": "job", "kind": "start"}
         limits = {"starts_max": STARTS_MAX, "window_s": WINDOW_S}
         return [
-            *_lost(history, places, self.killer),
-            *(Finding("quarantined", job, "no killer") for job in quarantined - {self.killer}),
+            *_lost(history, places, self.killers),
+            *(Finding("quarantined", job, "no killer") for job in quarantined - self.killers),
             *counted_twice("job", [job for _, job in rows]),
             *doubled(history, what="called_back", **once),
             *_incomplete_groups(history),
@@ -177,25 +185,54 @@ class JobsRoom:
             ),
             *over_concurrency(history, concurrency=2, lane="narrow"),
             *(Finding("stopped", job, "it ran") for job, _ in self.storm.noted("started")),
-            *await self._wrong_minutes(history),
         ]
 
-    async def _wrong_minutes(self, history: History) -> list[Finding]:
-        """Queues whose counts per minute differ from the jobs that were done."""
+    def _note_done(self, history: History) -> None:
+        """Remember the jobs that were done, for the counts of the minutes."""
+        for queue, done in self._done.items():
+            for event in history.of("end", what=queue):
+                if "error" not in event.facts:
+                    done.update(_listed(event.facts["job"]))
+
+    async def last_findings(self) -> list[Finding]:
+        """Queues whose counts per minute differ from all jobs that were done."""
         await self.storm.jobs.sweep()
         found = []
-        for queue in COUNTED:
-            done = {
-                job
-                for event in history.of("end", what=queue)
-                if "error" not in event.facts
-                for job in _listed(event.facts["job"])
-            }
-            minutes = await self.storm.jobs.queues.minutes(queue)
+        for queue, done in self._done.items():
+            minutes = await self.storm.jobs.queues.minutes(queue, from_at=self._began_at)
             counted = sum(minute.done for minute in minutes)
             if counted != len(done):
                 found.append(Finding("minutes", queue, f"{counted} counted, {len(done)} done"))
         return found
+
+    def tally(self) -> Tally:
+        history = self.storm.history
+        counts = [
+            sum(len(history.of(kind, what=what)) for what in ("enqueue", "group", "post"))
+            for kind in ("invoke", "ok", "unknown")
+        ]
+        return Tally(*counts)
+
+    def require_work(self) -> None:
+        history = self.storm.history
+        assert history.of("ok", what="post")
+        assert history.of("end", what="called_back")
+
+    async def round_trip(self) -> bool:
+        """Enqueue a job over HTTP and wait until a handler finished it."""
+        async with self.storm.client() as client:
+            self._posted += 1
+            while not await self._is_posted(client, f"request-{self._posted}"):
+                await pause(asyncio.Event(), 0.05)
+        [event] = self.storm.history.of("ok", what="post")[-1:]
+        job = event.facts["job"][0]
+
+        def has_ended() -> bool:
+            ends = self.storm.history.of("end", what="noted")
+            return any(end.facts["job"] == job for end in ends)
+
+        await wait_true(has_ended, what="the job of a round trip ends")
+        return True
 
     async def close(self) -> None:
         await self._pool.close()
@@ -221,7 +258,7 @@ def _any_job(draw: Random) -> NewJob:
             return NewJob(queue="batched", payload=payload, **rest)
 
 
-def _lost(history: History, places: dict[int, str], killer: int):
+def _lost(history: History, places: dict[int, str], killers: set[int]):
     """Acknowledged jobs that did not end as jobs of their queue must."""
     ended = {
         job
@@ -229,7 +266,7 @@ def _lost(history: History, places: dict[int, str], killer: int):
         if "error" not in event.facts and "job" in event.facts
         for job in _listed(event.facts["job"])
     }
-    queues = {killer: "killer"}
+    queues = dict.fromkeys(killers, "killer")
     for event in history.of("ok", what="enqueue"):
         queues.update(zip(event.facts["job"], event.facts["queue"], strict=True))
     queues.update(dict.fromkeys(history.reported("ok", "post", "job"), "noted"))

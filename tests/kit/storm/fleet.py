@@ -16,6 +16,7 @@ from typing import Any, Final
 from tests.kit.checkers import Finding, doubled, lost
 from tests.kit.history import History, HistoryReader, Recorder
 from tests.kit.processes import HeadraceProcess, descendants, is_alive
+from tests.kit.stepped_clock import OFFSET_FILE
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry
@@ -148,7 +149,7 @@ class Fleet:
             **env,
             "HISTORY": str(self.folder / "history"),
             "PYTHONPATH": os.pathsep.join(paths),
-            "CLOCK_OFFSET": str(self.folder / "offset.txt"),
+            "CLOCK_OFFSET": str(self.folder / OFFSET_FILE),
         }
 
     def kill(self, process: HeadraceProcess) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import httpx
-from storm import Storm, pause
 from tests.kit.checkers import Finding
+from tests.kit.storm.storm import Storm, Tally, pause
 from tests.kit.waiting import wait_true
 
 from headrace.engines import Engines
@@ -35,6 +36,12 @@ STORED = compile_query(
     "-- Stored totals and the sums of their hours.\n"
     "SELECT id, total, (SELECT sum(views) FROM headrace.views_hour h WHERE h.id = t.id) AS hours"
     " FROM headrace.views_total t WHERE class = 0",
+)
+
+TOTAL = compile_query(
+    "total",
+    "-- A stored total, or 0.\n"
+    "SELECT coalesce(sum(total), 0)::bigint FROM headrace.views_total WHERE id = :id",
 )
 
 
@@ -60,6 +67,9 @@ class CountedViews:
         self.views = self.new_views()
         self.sent: Counter = Counter()
         self.acked: Counter = Counter()
+        self.calls = self.answers = self.in_flight = 0
+        self.open = asyncio.Event()
+        self.open.set()
         self.entities = [f"ad:{number}" for number in range(20)]
         self.wrong_reads: list[str] = []
         self.stop = asyncio.Event()
@@ -74,22 +84,34 @@ class CountedViews:
     async def hit(self, send: Callable[[list[str]], Awaitable] | None = None) -> bool:
         """One call with some hits, counted before and after; whether it was answered."""
         ids = self._random.choices(self.entities, k=self._random.randint(1, 6))
+        await self.open.wait()
+        self.calls += 1
         before = self.acked.copy()
         self.sent.update(ids)
+        self.in_flight += 1
         try:
             totals = await (send or self.views.hits)(ids)
         except (Unavailable, httpx.HTTPError):
             return False
+        finally:
+            self.in_flight -= 1
         if self._judges_hits:
             self._judge(before, totals)
         self.acked.update(ids)
+        self.answers += 1
         return True
 
     async def read(self) -> None:
         """One read, judged by what was counted before and after it."""
+        await self.open.wait()
         before = self.acked.copy()
-        with suppress(Unavailable):
+        self.in_flight += 1
+        try:
             self._judge(before, await self.views.totals(self.entities))
+        except Unavailable:
+            return
+        finally:
+            self.in_flight -= 1
 
     def _judge(self, before: Counter, totals: Sequence[Total]) -> None:
         for total in totals:
@@ -132,13 +154,17 @@ class CountedViews:
         self.stop = asyncio.Event()
 
     async def settle(self) -> dict[str, int]:
-        """Flush everything; return the stored totals, which equal the sums of their hours."""
+        """Flush everything here; return the stored totals."""
         flusher = Flusher(self.engines, self.config, name="last")
         ended = asyncio.Event()
         running = asyncio.create_task(flusher.run(ended))
         await wait_true(self.is_flushed, what="all flushed")
         ended.set()
         await running
+        return await self.stored()
+
+    async def stored(self) -> dict[str, int]:
+        """The stored totals, which equal the sums of their hours."""
         verified = await self.views.analytics.verify()
         assert verified.differences == []
         rows = await self.engines.postgres.all(STORED)
@@ -153,13 +179,24 @@ class CountedViews:
     async def require_exact(self) -> None:
         """Require exact counts, reads within their bounds, and cached totals as in PostgreSQL."""
         stored = await self.settle()
-        assert self.wrong_reads == [], self.wrong_reads[:5]
-        off = {
-            entity: (self.acked[entity], stored.get(entity, 0), self.sent[entity])
-            for entity in self.entities
-            if not self.acked[entity] <= stored.get(entity, 0) <= self.sent[entity]
-        }
-        assert off == {}, f"acked, stored, sent: {off}"
+        assert self.wrong_totals(stored) == []
+        await self.require_cached(stored)
+
+    def wrong_totals(self, stored: dict[str, int]) -> list[Finding]:
+        """Reads and stored totals out of their bounds."""
+        reads, self.wrong_reads = self.wrong_reads, []
+        found = [Finding("wrong read", "totals", text) for text in reads]
+        for entity in self.entities:
+            counted, acked, sent = stored.get(entity, 0), self.acked[entity], self.sent[entity]
+            text = f"{acked} acknowledged, {counted} stored, {sent} sent"
+            if counted < acked:
+                found.append(Finding("lost", entity, text))
+            if counted > sent:
+                found.append(Finding("doubled", entity, text))
+        return found
+
+    async def require_cached(self, stored: dict[str, int]) -> None:
+        """Require the cached totals to be the stored ones."""
         for views in (self.views, self.new_views()):
             read = await wait_true(lambda v=views: self._read_all(v), what="totals are read")
             cached = {total.id: total.total for total in read}
@@ -195,10 +232,12 @@ class CountedViews:
 class ViewsRoom:
     """Hits through Python and through an API that dies; readers all the while."""
 
+    name = "views"
     roles = ("flusher", "api")
 
     async def begin(self, storm: Storm) -> None:
         self.storm = storm
+        self._probes = self._posted = 0
         urls = (storm.endpoints.postgres_url, storm.endpoints.valkey_url)
         self.counted = CountedViews(*urls, storm.folder, prefix="storm")
         # A total that is not cached lags by a flush.
@@ -217,19 +256,65 @@ class ViewsRoom:
     async def _post(self, stop: asyncio.Event) -> None:
         async with self.storm.client() as client:
 
-            async def send(ids: list[str]) -> None:
-                hits = [{"id": one, "class": "human"} for one in ids]
-                (await client.post("/v1/views", json=hits)).raise_for_status()
+            def send(ids: list[str]) -> Awaitable[None]:
+                return self._send(client, ids)
 
             await self.counted.repeat(lambda: self.counted.hit(send), stop, 0.01)
+
+    async def _send(self, client: httpx.AsyncClient, ids: list[str]) -> None:
+        hits = [{"id": one, "class": "human"} for one in ids]
+        answer = await client.post("/v1/views", json=hits)
+        assert answer.is_success or answer.status_code in {429, 503}, answer.text
+        answer.raise_for_status()
+        self._posted += 1
 
     async def is_settled(self) -> bool:
         return await self.counted.is_flushed()
 
     async def findings(self) -> list[Finding]:
-        assert self.counted.acked.total() > 100
-        await self.counted.require_exact()
+        stored = await self.counted.stored()
+        found = self.counted.wrong_totals(stored)
+        await self.counted.require_cached(stored)
+        return found
+
+    async def last_findings(self) -> list[Finding]:
         return []
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[Counter]:
+        """Send no hit and no read inside the block; yields the acknowledged hits."""
+        self.counted.open.clear()
+        try:
+            await wait_true(lambda: not self.counted.in_flight, what="no hit is being sent")
+            yield self.counted.acked.copy()
+        finally:
+            self.counted.open.set()
+
+    def permit_loss(self, acknowledged: Counter, stored: dict[str, int]) -> int:
+        """Accept that acknowledged hits that are not stored are lost; return their number."""
+        waiting = acknowledged - Counter(stored)
+        self.counted.acked -= waiting
+        return waiting.total()
+
+    def tally(self) -> Tally:
+        counted = self.counted
+        counts = counted.calls, counted.answers, counted.calls - counted.answers
+        counted.calls = counted.answers = 0
+        return Tally(*counts)
+
+    def require_work(self) -> None:
+        assert self.counted.acked.total() > 100
+        assert self._posted, "the API acknowledged no hit"
+
+    async def round_trip(self) -> bool:
+        """Count a hit of a new item over HTTP, and wait until it is stored."""
+        self._probes += 1
+        probe = f"probe:{self._probes}"
+        async with self.storm.client() as client:
+            await self._send(client, [probe])
+        is_stored = partial(self.storm.postgres.value, TOTAL, id=probe)
+        await wait_true(is_stored, what="the hit of a round trip is stored")
+        return True
 
     async def close(self) -> None:
         await self.counted.close()

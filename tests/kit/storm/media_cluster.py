@@ -15,8 +15,9 @@ from typing import Self
 
 import httpx
 import msgspec
-from bucket import Bucket
 from tests.kit.processes import HeadraceProcess, free_ports
+from tests.kit.storm.bucket import Bucket
+from tests.kit.storm.storm import pause
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.signing import derive_key
@@ -157,10 +158,13 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_cluster(folder: Path, *, keys: int = 12, **settings: str):
+async def running_cluster(
+    folder: Path, *, keys: int = 12, bucket: Bucket | None = None, **settings: str
+):
     """Three nodes that have each other's addresses and cache nothing yet."""
-    bucket = Bucket()
-    await bucket.start()
+    bucket = bucket or Bucket()
+    if not bucket.port:
+        await bucket.start()
     nodes = [Node(f"n{i}", folder / f"n{i}", bucket, **settings) for i in range(3)]
     # Members before they start, so that none has to ramp up.
     members = Membership(version=1, members=tuple(node.member for node in nodes))
@@ -195,7 +199,7 @@ class Traffic:
         self.cluster = cluster
         self.through = list(cluster.nodes)
         self.versions: dict[str, set[int]] = {}
-        self.reads = 0
+        self.reads = self.refused = self.unanswered = 0
         self.slowest_s = 0.0
         self.faults: list[str] = []
         self._random = random.Random(seed)
@@ -229,11 +233,14 @@ class Traffic:
             try:
                 answer = await self.cluster.get(node, key, Range=f"bytes={start}-{last}")
             except httpx.HTTPError as error:
+                self.unanswered += 1
                 self.faults.append(f"{node.name} {key}: {error!r}")
+                await pause(asyncio.Event(), 0.01)
                 continue
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
             versions = self.versions.get(key, {1})
             if answer.status_code != 206:
+                self.refused += 1
                 self.faults.append(f"{node.name} {key}: {answer.status_code} {answer.text[:200]}")
             elif not any(answer.content == content(key, v)[start : last + 1] for v in versions):
                 self.faults.append(f"{node.name} {key}: WRONG BYTES from {start}")

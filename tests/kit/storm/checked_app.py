@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storm_app import app
+from tests.kit.storm.storm_app import app
 
 from headrace.fetch import Hold, Item
 

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from bench.origins.log import by_host
 from bench.origins.plan import PASSING, HostPlan
 from bench.origins.started import origins
-from storm import Storm
 from tests.kit.checkers import Finding, over_limit
 from tests.kit.history import Event, History
+from tests.kit.storm.storm import Storm, Tally, pause
+from tests.kit.waiting import wait_true
 
 from headrace import Headrace
 from headrace.engines.sql import compile_query
+from headrace.kernel.errors import Unavailable
 
 STARTS_MAX, WINDOW_S, CONNECTIONS = 5, 1.0, 4
 PHOTOS_PER_ITEM = 3
@@ -57,49 +61,101 @@ OPEN = compile_query(
     " + (SELECT count(*) FROM headrace.job_lease)",
 )
 
+DONE = compile_query(
+    "done",
+    "-- Runs of a customer that are done.\n"
+    "SELECT count(*) FROM headrace.fetch_run WHERE customer = :customer AND state = 'done'",
+)
+HOSTS_MAX = 400
+PathsOf = Callable[[str, int], list[str]]
+
+
+def usual_paths(_host: str, item: int) -> list[str]:
+    """The photos of an item; some fail."""
+    return [f"/{item}/{photo}.jpg" for photo in range(PHOTOS_PER_ITEM)]
+
+
+def passing_path(host: str, item: int) -> list[str]:
+    """A photo of an item that the host has."""
+    paths = (f"/{item}/probe{number}.jpg" for number in itertools.count())
+    return [next(path for path in paths if HOST.answer(host, path, 0)[0] == 200)]
+
 
 class FetchRoom:
     """See the module; `customers` of one host each."""
 
+    name = "fetch"
     roles = ("agent", "scheduler")
 
-    def __init__(self, customers: int = 2, items: int = 4) -> None:
+    def __init__(self, customers: int = 2, items: int = 4, *, is_repeated: bool = False) -> None:
         self._sizes = (customers, items)
+        self._is_repeated = is_repeated
+        self._customers = itertools.count()
+        self._tally = Tally()
+        self._delivered: set[tuple[str, str]] = set()
         self.links: dict[str, tuple[str, str]] = {}
         self._stack = AsyncExitStack()
 
     async def begin(self, storm: Storm) -> None:
-        """Start the hosts and run the catalogues."""
+        """Start the hosts and, unless each workload does it, run the catalogues."""
         self.storm = storm
         customers, items = self._sizes
-        plans = {f"c{n}.test": HOST for n in range(customers)}
+        hosts = HOSTS_MAX if self._is_repeated else customers
+        plans = {f"c{n}.test": HOST for n in range(hosts)}
         self.hosts = await self._stack.enter_async_context(origins(storm.folder / "hosts", plans))
         named = {n.removeprefix("HEADRACE_"): v for n, v in self.hosts.settings.items()}
         storm.settings = {**storm.settings, **named}
         flags = {"fetch.allow_networks": "127.0.0.0/8", "fetch.allow_ports": str(self.hosts.port)}
         app = Headrace(flags=flags)
         app.use_endpoints(storm.endpoints)
+        self._app = app
         self._stack.push_async_callback(app.close)
-        for number in range(customers):
-            await self._run_catalogue(app, f"c{number}", items)
+        if not self._is_repeated:
+            for _ in range(customers):
+                await self._run_catalogue(items)
 
-    async def _run_catalogue(self, app: Headrace, customer: str, items: int) -> None:
-        await app.fetch.customers.set(
-            customer, starts_max=STARTS_MAX, window_s=WINDOW_S, connections=CONNECTIONS
-        )
+    async def _run_catalogue(self, items: int, paths_of: PathsOf = usual_paths) -> str:
+        """Send the catalogue of a new customer until it is acknowledged; return its name."""
+        customer = f"c{next(self._customers)}"
         lines, host = ["id,name,price,photos"], f"{customer}.test"
         for item in range(items):
-            paths = [f"/{item}/{photo}.jpg" for photo in range(PHOTOS_PER_ITEM)]
+            paths = paths_of(host, item)
             urls = [self.hosts.url(host, path) for path in paths]
             self.links |= {url: (host, path) for url, path in zip(urls, paths, strict=True)}
             lines.append(f"i{item},Item {item},5,{'|'.join(urls)}")
         path = self.storm.folder / f"{customer}.csv"
         path.write_text("\n".join([*lines, ""]))
-        assert (await app.fetch.run_catalogue(path, customer)).new == items
+        photos = sum(line.count(".jpg") for line in lines)
+        while not await self._is_applied(path, customer):
+            self._count(operations=photos, unknown=photos)
+            await pause(asyncio.Event(), 0.05)
+        self._count(operations=photos, acknowledged=photos)
+        return customer
+
+    async def _is_applied(self, path: Path, customer: str) -> bool:
+        fetch = self._app.fetch
+        with suppress(Unavailable):
+            await fetch.customers.set(
+                customer, starts_max=STARTS_MAX, window_s=WINDOW_S, connections=CONNECTIONS
+            )
+            run = await fetch.run_catalogue(path, customer)
+            items = path.read_text().count("\n") - 1
+            assert items in (run.new, run.unchanged), run
+            return True
+        return False
+
+    def _count(self, **more: int) -> None:
+        counts = {name: getattr(self._tally, name) + count for name, count in more.items()}
+        self._tally = replace(self._tally, **counts)
 
     def clients(self) -> list[Callable[[asyncio.Event], Awaitable[None]]]:
-        """None: the catalogues are work enough."""
-        return []
+        """None if the catalogues that `begin` sent are the work."""
+        return [self._send_catalogues] if self._is_repeated else []
+
+    async def _send_catalogues(self, _stop: asyncio.Event) -> None:
+        customers, items = self._sizes
+        for _ in range(customers):
+            await self._run_catalogue(items)
 
     async def is_settled(self) -> bool:
         return await self.storm.postgres.value(OPEN) == 0
@@ -108,17 +164,38 @@ class FetchRoom:
         needs, counts, stored, results = [
             await self.storm.postgres.all(query) for query in (NEEDS, COUNTS, STORED, RESULTS)
         ]
-        await self.hosts.end()
+        if not self._is_repeated:
+            await self.hosts.end()
         ends = self.storm.history.of("end", what="item")
-        delivered = {(event.facts["customer"], event.facts["item"]) for event in ends}
+        self._delivered |= {(event.facts["customer"], event.facts["item"]) for event in ends}
         assert len(needs) == len(self.links)
         return [
             *wrong_outcomes(needs, self.links),
             *wrong_counts(needs, counts),
             *without_bytes(stored, Path(self.storm.endpoints.blobs_url.removeprefix("file://"))),
-            *undelivered(needs, results, delivered),
+            *undelivered(needs, results, self._delivered),
             *over_in_logs(by_host(self.hosts.requests())),
         ]
+
+    async def last_findings(self) -> list[Finding]:
+        return []
+
+    def tally(self) -> Tally:
+        counted, self._tally = self._tally, Tally()
+        return counted
+
+    def require_work(self) -> None:
+        assert self.links
+
+    async def round_trip(self) -> bool:
+        """Send a catalogue of one photo that exists, and wait until its run is done."""
+        customer = await self._run_catalogue(1, passing_path)
+
+        async def is_done() -> bool:
+            return await self.storm.postgres.value(DONE, customer=customer) == 1
+
+        await wait_true(is_done, what="the run of a round trip is done")
+        return True
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 NAME = "m"
 MODIFIED = formatdate(1_700_000_000, usegmt=True)
+ERROR = b"<Error><Code>SlowDown</Code></Error>"
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -27,6 +28,10 @@ class Bucket:
         self.heads: Counter[str] = Counter()
         self.fields: dict[str, dict[str, str]] = {}
         self.port = 0
+        self.error_status: int | None = None
+        """The answer to every request, while the store fails."""
+        self.endpoint: str | None = None
+        """The address of a proxy before it; None: its own."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -35,7 +40,7 @@ class Bucket:
         """The environment of a process that uses this bucket."""
         return {
             "HEADRACE_BLOBS_URL": f"s3://{NAME}",
-            "AWS_ENDPOINT": f"http://127.0.0.1:{self.port}",
+            "AWS_ENDPOINT": self.endpoint or f"http://127.0.0.1:{self.port}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_SKIP_SIGNATURE": "true",
             "AWS_REGION": "here",
@@ -65,7 +70,10 @@ class Bucket:
                 pairs = (line.split(":", 1) for line in lines)
                 fields = {name.lower(): value.strip() for name, value in pairs}
                 body = await reader.readexactly(int(fields.get("content-length", "0")))
-                status, answer, data = self._answer(method, target, fields, body)
+                if self.error_status is None:
+                    status, answer, data = self._answer(method, target, fields, body)
+                else:
+                    status, answer, data = self.error_status, {"Retry-After": "0"}, ERROR
                 answer = {"Content-Length": str(len(data)), **answer}
                 text = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
                 writer.write(f"HTTP/1.1 {status} X\r\n{text}\r\n".encode() + data)

@@ -16,14 +16,15 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import httpx
-from fleet import HEARTBEAT_S, SETTINGS, Fleet, slot_pids, zygote_pid
 from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, Mode, delay
 from tests.kit.checkers import Finding
 from tests.kit.processes import HeadraceProcess, descendants, free_ports, is_alive
+from tests.kit.storm.fleet import HEARTBEAT_S, SETTINGS, Fleet, slot_pids, zygote_pid
 from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
@@ -69,9 +70,19 @@ FAR: Final = ("a1", "w0")
 """Roles whose connections to PostgreSQL pass through the proxy."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of a workload; what was neither acknowledged nor is unknown was refused."""
+
+    operations: int = 0
+    acknowledged: int = 0
+    unknown: int = 0
+
+
 class Room(Protocol):
     """The workload and the checkers of one room."""
 
+    name: str
     roles: tuple[str, ...]
     """Kinds of the roles that it needs."""
 
@@ -85,7 +96,19 @@ class Room(Protocol):
         """Whether all accepted work has ended. May raise Unavailable."""
 
     async def findings(self) -> list[Finding]:
-        """Broken promises."""
+        """Broken promises since the previous call; the room is settled."""
+
+    async def last_findings(self) -> list[Finding]:
+        """Broken promises of all workloads together, after the last `findings`."""
+
+    def tally(self) -> Tally:
+        """Counts since the previous call."""
+
+    def require_work(self) -> None:
+        """Fail if too little happened for the checkers to mean something."""
+
+    async def round_trip(self) -> bool:
+        """Send one request; return whether its effect is visible. May raise Unavailable."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -100,6 +123,8 @@ class Storm(Fleet):
         urls |= {"VALKEY_URL": self.endpoints.valkey_url, "VALKEY_PREFIX": PREFIX}
         urls |= {"BLOBS_URL": self.endpoints.blobs_url}
         super().__init__(folder, parts["postgres"], urls=urls, **STORM_SETTINGS)
+        self.disk = folder
+        """The folder of the rooms' own data."""
         self.engines, self.proxy, self.chance = engines, proxy, parts["chance"]
         self.roles: dict[str, HeadraceProcess] = {}
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -111,7 +136,8 @@ class Storm(Fleet):
 
     async def begin(self, rooms: Sequence[Room]) -> None:
         """Start the rooms and their roles; wait until workers and the API are ready."""
-        scopes = ("jobs:read", "jobs:write", "views:write", "views:read", "feed:read", "feed:write")
+        rooms_scopes = ("views:hit", "views:read", "feed:read", "feed:write")
+        scopes = ("jobs:read", "jobs:write", *rooms_scopes)
         token = await Tokens(self.postgres).create("caller", scopes)
         self.headers = {"authorization": f"Bearer {token.text}"}
         await self.jobs.queues.declare()
@@ -186,6 +212,7 @@ class Storm(Fleet):
     async def all_findings(self, rooms: Sequence[Room]) -> list[Finding]:
         """Broken promises of all rooms, and roles that ended by themselves."""
         found = [finding for room in rooms for finding in await room.findings()]
+        found += [finding for room in rooms for finding in await room.last_findings()]
         return [*self._ended_alone, *found]
 
     # What faults do
@@ -224,7 +251,7 @@ class Storm(Fleet):
 # The table of faults
 
 
-def _send(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
+def send(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -232,14 +259,14 @@ def _send(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
 
 def _kill_role(*kinds: str) -> Callable[[Storm], Awaitable[None]]:
     async def kill(storm: Storm) -> None:
-        _send(storm.doom(storm.pick(*kinds)).pid)
+        send(storm.doom(storm.pick(*kinds)).pid)
 
     return kill
 
 
 async def _kill_host(storm: Storm) -> None:
     for pid in storm.doom(storm.pick("agent", "work")).family():
-        _send(pid)
+        send(pid)
 
 
 async def _kill_slot(storm: Storm) -> None:
@@ -247,11 +274,11 @@ async def _kill_slot(storm: Storm) -> None:
     if pids:
         pid = storm.chance.choice(pids)
         storm.recorder.note("lost", "process", pid=pid)
-        _send(pid)
+        send(pid)
 
 
 async def _kill_zygote(storm: Storm) -> None:
-    _send(zygote_pid(storm.roles[storm.pick("agent")]))
+    send(zygote_pid(storm.roles[storm.pick("agent")]))
 
 
 async def _crash_api(storm: Storm) -> None:
@@ -266,7 +293,7 @@ def _kill_engines(*names: str) -> Callable[[Storm], Awaitable[None]]:
     async def kill(storm: Storm) -> None:
         began_s = time.monotonic()
         for name in names:
-            _send(getattr(storm.engines, f"{name}_pid"))
+            send(getattr(storm.engines, f"{name}_pid"))
         for name in reversed(names):
             await storm.engines.restart(name)
         storm.doubt(began_s)
@@ -282,13 +309,13 @@ def frozen(postmaster: int):
         # The postmaster first, so that no child is added meanwhile.
         for find in (lambda: [postmaster], lambda: descendants(postmaster)):
             for pid in find():
-                _send(pid, signal.SIGSTOP)
+                send(pid, signal.SIGSTOP)
                 stopped.append(pid)
         yield
     finally:
         # The postmaster last: it reaps children that were ending.
         for pid in reversed(stopped):
-            _send(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
 
 
 async def _freeze_postgres(storm: Storm) -> None:
@@ -304,7 +331,7 @@ def _stop(*, is_whole: bool) -> Callable[[Storm], Awaitable[None]]:
         process = storm.roles[name]
 
         def send(number: signal.Signals) -> None:
-            storm.signal(process, number) if is_whole else _send(process.pid, number)
+            storm.signal(process, number) if is_whole else send(process.pid, number)
 
         storm.silence(name, lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
 
@@ -389,6 +416,8 @@ async def weather(
             try:
                 await storm.begin(made)
                 await _rage(storm, made, faults=faults, rounds=rounds, pause_s=pause_s)
+                for room in made:
+                    room.require_work()
                 found = await storm.all_findings(made)
             finally:
                 print(f"faults {storm.faults}")

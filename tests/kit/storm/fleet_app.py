@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fleet import QUEUES
 from tests.kit.history import Recorder
+from tests.kit.storm.fleet import QUEUES
 from tests.kit.waiting import wait_true
 
 from headrace import Headrace

@@ -1,0 +1,1 @@
+"""Verification beyond the test suite: faults in large numbers, with a page of results."""

@@ -1,0 +1,138 @@
+"""Faults of disks: full, slow, torn and rotten."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tests.kit.processes import descendants
+from tests.kit.storm.media_cluster import Node
+
+from verification.torture.site import Site
+
+_CLONE_NEWNS: Final = 0x00020000
+DISK: Final = "400m"
+PAGE_BYTES: Final = 4096
+SLOW_SYNC_US: Final = 200_000
+
+
+def private_mounts() -> str | None:
+    """Give this process mounts of its own; return why that is impossible, or None."""
+    if os.geteuid() != 0:
+        return "mounts need root"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return f"no mount namespace: {os.strerror(ctypes.get_errno())}"
+    made = subprocess.run(["mount", "--make-rprivate", "/"], check=False, capture_output=True)
+    return None if made.returncode == 0 else f"no private mounts: {made.stderr.decode().strip()}"
+
+
+def missing_mounts() -> str | None:
+    """Why a small disk cannot be mounted here."""
+    return None if os.geteuid() == 0 else "mounts need root"
+
+
+def missing_strace() -> str | None:
+    """Why system calls cannot be delayed here."""
+    return None if shutil.which("strace") else "strace is not installed"
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A small file system in memory, mounted at `folder`."""
+    folder.mkdir(parents=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=755", "torture", str(folder)], check=True
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def fill_disk(site: Site) -> None:
+    """Fill the disk of engines, objects and media nodes for a while."""
+    ballast = site.disk / "ballast"
+    descriptor = os.open(ballast, os.O_CREAT | os.O_WRONLY)
+    try:
+        until = asyncio.get_running_loop().time() + site.chance.uniform(0.5, 2.0)
+        while asyncio.get_running_loop().time() < until:
+            # What others freed meanwhile is taken, too.
+            for size in (1 << 20, PAGE_BYTES):
+                with suppress(OSError):
+                    while os.write(descriptor, bytes(size)):
+                        pass
+            await site.pass_time(0.05)
+    finally:
+        os.close(descriptor)
+        ballast.unlink()
+    await site.revive_engines()
+
+
+async def slow_disk(site: Site) -> None:
+    """Each sync of the engines takes 0.2 s longer for a while."""
+    pids = []
+    for engine in (site.engines.postgres_pid, site.engines.valkey_pid):
+        pids += [engine, *descendants(engine)]
+    words = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync"]
+    words += ["-e", f"inject=fsync,fdatasync:delay_enter={SLOW_SYNC_US}"]
+    tracer = subprocess.Popen(
+        [*words, *(word for pid in pids for word in ("-p", str(pid)))],
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        await site.pass_time(site.chance.uniform(1.0, 2.0))
+    finally:
+        tracer.terminate()
+        await asyncio.to_thread(tracer.wait, 30)
+
+
+def cache_files(node: Node) -> list[Path]:
+    """The files of a node's cache, without those that are empty."""
+    found = (path for path in (node.folder / "disk").rglob("*") if path.is_file())
+    return [path for path in found if path.stat().st_size > PAGE_BYTES]
+
+
+async def rot_bits(site: Site) -> None:
+    """Flip bits in the cache files of a running media node."""
+    node = site.media.pick()
+    for path in cache_files(node):
+        with path.open("r+b", buffering=0) as file:
+            for at in _used_offsets(site, file, count=20):
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ (1 << site.chance.randrange(8))]))
+
+
+async def tear_writes(site: Site) -> None:
+    """Kill a media node, and leave pages of its files half written."""
+    node = site.media.pick()
+    node.kill()
+    for path in cache_files(node):
+        with path.open("r+b", buffering=0) as file:
+            for at in _used_offsets(site, file, count=3):
+                start = at - at % PAGE_BYTES + PAGE_BYTES // 2
+                file.seek(start)
+                file.write(bytes(PAGE_BYTES // 2))
+    node.start()
+
+
+def _used_offsets(site: Site, file, *, count: int) -> list[int]:
+    """Offsets of bytes that are not zero; fewer in an empty file."""
+    size = os.fstat(file.fileno()).st_size
+    found = []
+    for _ in range(count * 10):
+        at = site.chance.randrange(size)
+        file.seek(at)
+        if len(found) < count and file.read(1) not in (b"", b"\0"):
+            found.append(at)
+    return found

@@ -1,0 +1,293 @@
+"""Real engines and roles, started once, and the runs of a fault on them.
+
+A run is one seed: the workloads of the rooms begin, the fault happens at a random moment and is
+healed, each room repeats a round trip until it works, the workloads end, all work settles, and the
+checkers of `tests.kit.storm` judge what happened since the run began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import valkey.asyncio
+from tests.kit.chaos import PASS, ChaosProxy, Mode
+from tests.kit.checkers import Finding
+from tests.kit.processes import HeadraceProcess
+from tests.kit.stepped_clock import install_stepped_clock, set_clock
+from tests.kit.storm.room_feed import FeedRoom
+from tests.kit.storm.room_fetch import FetchRoom
+from tests.kit.storm.room_jobs import JobsRoom
+from tests.kit.storm.room_media import MediaRoom
+from tests.kit.storm.room_views import ViewsRoom
+from tests.kit.storm.storm import ROLES, Room, Storm, Tally, own_engines, pause
+from tests.kit.waiting import wait_true
+
+from headrace.engines.endpoints import Endpoints
+from headrace.kernel.errors import Unavailable
+
+ROOMS: Final[dict[str, Callable[[], Room]]] = {
+    "jobs": lambda: JobsRoom(has_killer=False),
+    "fetch": lambda: FetchRoom(2, 1, is_repeated=True),
+    "views": ViewsRoom,
+    "feed": FeedRoom,
+    "media": MediaRoom,
+}
+KINDS: Final = {
+    "lost": ("lost", "undelivered", "unfinished", "results"),
+    "doubled": ("doubled", "overlapping", "shared key"),
+    "over_limit": ("over limit", "over concurrency", "stopped"),
+}
+"""Columns of the scoreboard, and the findings that count there; all others are `wrong`."""
+RECOVERY_MAX_S: Final = 60.0
+SETTLING_MAX_S: Final = 90.0
+TRIP_EVERY_S: Final = 0.05
+SETTINGS: Final = {
+    "POSTGRES_CONNECT_TIMEOUT": "1s",
+    "POSTGRES_STATEMENT_TIMEOUT": "2s",
+    "VIEWS_LEASE": "1s",
+}
+Apply = Callable[["Site"], Awaitable[float | None]]
+"""Injects a fault and heals it; returns when its effect ended, by default when it returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of one room showed."""
+
+    tally: Tally
+    recovery_s: float
+    findings: tuple[Finding, ...] = ()
+    lost_as_promised: int = 0
+    """Acknowledged operations that were lost and that the promises allow to be lost."""
+
+    def count(self, column: str) -> int:
+        """Findings of a column."""
+        if column in KINDS:
+            return sum(found.fault in KINDS[column] for found in self.findings)
+        return len(self.findings) - sum(self.count(name) for name in KINDS)
+
+
+@dataclass(slots=True)
+class Phase:
+    """The clients of a run."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    clients: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def end(self) -> None:
+        """Cancel what still runs."""
+        for client in self.clients:
+            client.cancel()
+        await asyncio.gather(*self.clients, return_exceptions=True)
+
+
+class Site(Storm):
+    """Roles behind proxies to their engines, and rooms that are judged after each run."""
+
+    def __init__(self, folder: Path, engines: Any, proxies: dict[str, ChaosProxy], **parts: Any):
+        super().__init__(folder, engines, proxies["postgres"], **parts)
+        self.disk = folder.parent / "disk"
+        self.settings = {**self.settings, **SETTINGS}
+        self.proxies = proxies
+        self.direct: Endpoints = parts["direct"]
+        self.rooms: list[Room] = []
+        self.promised_losses: dict[str, int] = {}
+
+    @property
+    def media(self) -> MediaRoom | None:
+        """The media room, if it takes part."""
+        return next((room for room in self.rooms if isinstance(room, MediaRoom)), None)
+
+    @property
+    def views(self) -> ViewsRoom | None:
+        """The views room, if it takes part."""
+        return next((room for room in self.rooms if isinstance(room, ViewsRoom)), None)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the rooms."""
+        return {room.name for room in self.rooms}
+
+    def keep_up(self) -> None:
+        super().keep_up()
+        if self.media is not None:
+            self.media.keep_up()
+
+    def supervised_once(self, process: HeadraceProcess) -> bool:
+        """Supervise; return whether a worker has registered its host."""
+        self.keep_up()
+        return bool(process.events("host_registered"))
+
+    def note_exit(self, name: str, process: HeadraceProcess, code: int) -> None:
+        """Accept only 0 as the exit code of a role that was stopped in order."""
+        if code != 0:
+            text = f"exit code {code}: {process.out[-500:]}{process.err[-900:]}"
+            self._ended_alone.append(Finding("ended", name, text))
+
+    def forget(self, process: HeadraceProcess) -> None:
+        """Stop tracking a process that ended."""
+        self._processes.remove(process)
+
+    async def valkey(self, *words: str) -> Any:
+        """Run one command on Valkey, not through the proxy."""
+        path = unquote(urlsplit(self.direct.valkey_url).path)
+        client = valkey.asyncio.Valkey(unix_socket_path=path)
+        try:
+            return await client.execute_command(*words)
+        finally:
+            await client.aclose()
+
+    async def revive_engines(self) -> None:
+        """Start the engines that ended."""
+        for name in ("postgres", "valkey"):
+            if getattr(self.engines, f"{name}_pid") is None:
+                await self.engines.restart(name)
+
+    def set_clock(self, offset_s: float) -> None:
+        """Step the wall clocks of all roles."""
+        set_clock(self.folder, offset_s)
+
+    def set_network(self, mode: Mode) -> None:
+        """Change every connection to an engine and to the bucket."""
+        proxies = [*self.proxies.values(), *([self.media.proxy] if self.media else [])]
+        for proxy in proxies:
+            proxy.set(mode)
+
+    async def run(self, apply: Apply, seed: int) -> dict[str, Outcome]:
+        """One run with all rooms."""
+        self.chance = random.Random(seed)
+        self._reader.skip()
+        self._ended_alone.clear()
+        self.promised_losses = {}
+        self.begin_phase()
+        try:
+            await self.pass_time(self.chance.uniform(0.3, 0.9))
+            ended_s = await apply(self) or time.monotonic()
+            trips = await self.supervised(*(self._recovery_s(room, ended_s) for room in self.rooms))
+            await self._end_workload()
+        finally:
+            await self.phase.end()
+            self.set_network(PASS)
+        found = {room.name: await self._judged(room) for room in self.rooms}
+        return {
+            room.name: Outcome(
+                room.tally(),
+                min(trip, RECOVERY_MAX_S),
+                (*found[room.name], *self._unrecovered(trip)),
+                self.promised_losses.get(room.name, 0),
+            )
+            for room, trip in zip(self.rooms, trips, strict=True)
+        }
+
+    def begin_phase(self) -> None:
+        """Start the workload of every room."""
+        self.phase = Phase()
+        self.add_clients()
+
+    def add_clients(self) -> None:
+        """Start the clients of every room, once more."""
+        functions = [client for room in self.rooms for client in room.clients()]
+        self.phase.clients += [asyncio.create_task(client(self.phase.stop)) for client in functions]
+
+    async def _end_workload(self) -> None:
+        await self.pass_time(0.2)
+        self.phase.stop.set()
+        await self.supervised(*self.phase.clients)
+
+    async def supervised(self, *work: Awaitable[Any]) -> list[Any]:
+        """The results of all, while roles are supervised; raises the first error."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+
+        def have_ended() -> bool:
+            self.keep_up()
+            for task in tasks:
+                if task.done():
+                    task.result()
+            return all(task.done() for task in tasks)
+
+        try:
+            await wait_true(have_ended, what="the run ends", deadline_s=RECOVERY_MAX_S + 30)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [task.result() for task in tasks]
+
+    async def _recovery_s(self, room: Room, ended_s: float) -> float:
+        """Seconds from the end of the fault to the first round trip that worked."""
+        try:
+            async with asyncio.timeout(RECOVERY_MAX_S):
+                while True:
+                    with suppress(Unavailable, httpx.HTTPError):
+                        if await room.round_trip():
+                            return time.monotonic() - ended_s
+                    await pause(asyncio.Event(), TRIP_EVERY_S)
+        except (TimeoutError, AssertionError):
+            return float("inf")
+
+    def _unrecovered(self, trip: float) -> list[Finding]:
+        text = f"no round trip worked within {RECOVERY_MAX_S:.0f} s"
+        return [Finding("not recovered", "room", text)] if trip > RECOVERY_MAX_S else []
+
+    async def _judged(self, room: Room) -> list[Finding]:
+        """Broken promises of a room, and roles of it that ended by themselves."""
+
+        async def is_settled() -> bool:
+            self.keep_up()
+            with suppress(Unavailable):
+                return not self._silent and await room.is_settled()
+            return False
+
+        ended = [found for found in self._ended_alone if ROLES[str(found.subject)] in room.roles]
+        try:
+            what = f"the work of {room.name} ended"
+            await wait_true(is_settled, what=what, deadline_s=SETTLING_MAX_S)
+            return [*ended, *await room.findings()]
+        except (AssertionError, Unavailable, httpx.HTTPError) as error:
+            text = f"{type(error).__name__}: {error}"[:1500]
+            return [*ended, Finding("wrong state", room.name, text)]
+
+
+@asynccontextmanager
+async def open_site(
+    folder: Path,
+    rooms: Sequence[str],
+    *,
+    seed: int,
+    mounted: Callable[[Path], AbstractContextManager[Path]] | None = None,
+    has_stepped_clock: bool = False,
+) -> AsyncIterator[Site]:
+    """Engines, roles and rooms that are ready for runs."""
+    async with AsyncExitStack() as stack:
+        disk = folder / "disk"
+        if mounted is not None:
+            stack.enter_context(mounted(disk))
+        if has_stepped_clock:
+            install_stepped_clock(folder / "fleet")
+        own = own_engines(disk, durable=True, timeout_s=5.0)
+        engines, endpoints, postgres = await stack.enter_async_context(own)
+        urls = {"postgres": endpoints.postgres_url, "valkey": endpoints.valkey_url}
+        proxies = {name: stack.enter_context(ChaosProxy(url)) for name, url in urls.items()}
+        seen = replace(
+            endpoints,
+            postgres_url=proxies["postgres"].socket_url,
+            valkey_url=proxies["valkey"].socket_url,
+        )
+        chance = random.Random(seed)
+        parts = {"endpoints": seen, "postgres": postgres, "chance": chance, "direct": endpoints}
+        site = Site(folder / "fleet", engines, proxies, **parts)
+        stack.callback(site.end)
+        for name in rooms:
+            room = ROOMS[name]()
+            stack.push_async_callback(room.close)
+            site.rooms.append(room)
+        await site.begin(site.rooms)
+        yield site
