@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from headrace.engines.caller_transaction import SchemaDenied, TransactionUnfit, runner_for
 from headrace.engines.migrate import SchemaBehind
-from headrace.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown
+from headrace.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown, PostgresFull
 from headrace.engines.sql import array_literal, compile_query, percent_text
 
 MOMENT = datetime(2026, 11, 21, 12, 0, 0, 500, timezone(timedelta(hours=3, seconds=7)))
@@ -44,6 +44,7 @@ ECHO = query(
     "       :word::text || '!' AS again -- 50 % of :this"
 )
 ADD = query("INSERT INTO note (id) VALUES (:id::int)")
+FULL = query("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53100'; END $$")
 SLEEP = query("SELECT pg_sleep(30)")
 QUEUES = query("SELECT count(*) FROM headrace.queue")
 MANY = query("SELECT n, n * 2 AS twice FROM generate_series(1, 3) n")
@@ -177,9 +178,10 @@ async def test_a_violated_constraint_is_named_and_the_transaction_has_failed(run
         ("ROLE pg_monitor", QUEUES, SchemaDenied, "grant it"),
         ("transaction_read_only = on", query("DELETE FROM note"), TransactionUnfit, "read-only"),
         ("lc_time = 'C'", query("SELECT headrace.enqueue_v1()"), SchemaBehind, "headrace migrate"),
+        ("lc_time = 'C'", FULL, PostgresFull, "free some"),
         ("lc_time = 'C'", query("SELECT 1 / 0"), Exception, r"(?i)division by zero"),
     ],
-    ids=["timeout", "denied", "read only", "behind", "unknown"],
+    ids=["timeout", "denied", "read only", "behind", "full", "unknown"],
 )
 async def test_errors_of_the_server_are_translated(runner, state, call, error, text):
     await runner.run(query(f"SET LOCAL {state}"))

@@ -17,6 +17,7 @@ from headrace.engines.postgres import (
     PostgresBusy,
     PostgresConfig,
     PostgresDown,
+    PostgresFull,
     PostgresRefused,
 )
 from headrace.engines.sql import compile_query
@@ -160,6 +161,15 @@ async def test_a_statement_over_its_time_limit_is_stopped(database_url):
     with pytest.raises(PostgresBusy, match="without effect"):
         await postgres.run(SLEEP)
     await postgres.close()
+
+
+@pytest.mark.parametrize("state", ["53100", "53200", "58030"])
+async def test_a_full_disk_and_memory_are_an_outage_that_ends(postgres, state):
+    """Roles wait through an outage; they would end at an unknown error."""
+    text = f"-- No space.\nDO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{state}'; END $$"
+    with pytest.raises(PostgresFull, match="free some"):
+        await postgres.run(compile_query("full", text))
+    await postgres.run(compile_query("free", "-- A next statement.\nSELECT 1"))
 
 
 async def test_the_pool_recovers_after_its_connections_were_cut(postgres, database_url):

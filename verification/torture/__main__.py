@@ -85,6 +85,7 @@ async def run_site(
         has_stepped_clock=fault.has_stepped_clock,
     )
     async with site_of as site:
+        record.add_trips(await site.round_trips_s())
         for number in range(min(left, RUNS_PER_SITE)):
             began_s = time.monotonic()
             outcomes = await site.run(fault.apply, seed + number)

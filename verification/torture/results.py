@@ -27,7 +27,16 @@ GOAL: Final = 200
 BROKEN: Final = ("lost", "doubled", "wrong", "over_limit")
 HEADS: Final = (
     *("fault", "room", "runs", "operations", "acknowledged", "unknown"),
-    *("lost", "doubled", "wrong", "over limit", "recovery p50 s", "recovery p99 s", "seeds"),
+    *(
+        "lost",
+        "doubled",
+        "wrong",
+        "over limit",
+        "round trip s",
+        "recovery p50 s",
+        "recovery p99 s",
+        "seeds",
+    ),
 )
 HEAD: Final = (Path(__file__).parent / "head.md").read_text().rstrip()
 """The text of the page before its tables."""
@@ -68,10 +77,11 @@ class Record:
         self._is_kept = is_kept
         self.fault = fault
         self.rooms: dict[str, list[list[Any]]] = {}
+        self.trips_s: dict[str, list[float]] = {}
         if is_kept and self._path.exists():
             found = json.loads(self._path.read_text())
             if found["code"] == code():
-                self.rooms = found["rooms"]
+                self.rooms, self.trips_s = found["rooms"], found["undisturbed_s"]
 
     def runs(self, rooms: list[str]) -> int:
         """Runs that each of these cells has."""
@@ -82,6 +92,11 @@ class Record:
         at = [COLUMNS.index(column) for column in BROKEN]
         return not any(row[i] for room in rooms for row in self.rooms.get(room, ()) for i in at)
 
+    def add_trips(self, trips_s: Mapping[str, float]) -> None:
+        """Note a round trip of each room without a fault, once a site."""
+        for room, trip_s in trips_s.items():
+            self.trips_s.setdefault(room, []).append(round(trip_s, 3))
+
     def add(self, seed: int, outcomes: Mapping[str, Outcome]) -> None:
         """Append a run to its cells and write the file."""
         for room, outcome in outcomes.items():
@@ -90,7 +105,7 @@ class Record:
             return
         RESULTS.mkdir(exist_ok=True)
         head = {"fault": self.fault, "code": code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        head |= {"machine": machine(), "columns": list(COLUMNS)}
+        head |= {"machine": machine(), "columns": list(COLUMNS), "undisturbed_s": self.trips_s}
         rooms = ",\n".join(
             f'"{room}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]"
             for room, rows in sorted(self.rooms.items())
@@ -132,7 +147,7 @@ def load_all() -> dict[str, dict[str, Any]]:
 def page_of(records: Mapping[str, dict[str, Any]]) -> str:
     """The page: a summary, the cells, the faults, the cells without runs."""
     cells = [
-        Cell.of(fault, room, record["rooms"][room])
+        Cell.of(fault, room, record["rooms"][room], record["undisturbed_s"][room])
         for fault, record in records.items()
         for room in ROOMS
         if room in record["rooms"]
@@ -179,11 +194,11 @@ class Cell:
     """Operations, acknowledged, unknown."""
     broken: tuple[int, ...]
     lost_as_promised: int
-    recovery_s: tuple[float, float]
-    """p50 and p99."""
+    times_s: tuple[float, ...]
+    """p50 of a round trip without a fault, p50 and p99 of the recovery."""
 
     @classmethod
-    def of(cls, fault: str, room: str, rows: list[list[Any]]) -> Cell:
+    def of(cls, fault: str, room: str, rows: list[list[Any]], trips_s: list[float]) -> Cell:
         """The cell of these rows of COLUMNS."""
         columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
         sums = {name: sum(values) for name, values in columns.items()}
@@ -195,14 +210,18 @@ class Cell:
             tuple(sums[name] for name in ("operations", "acknowledged", "unknown")),
             tuple(sums[name] for name in BROKEN),
             sums["lost_as_promised"],
-            (percentile(columns["recovery_s"], 0.5), percentile(columns["recovery_s"], 0.99)),
+            (
+                percentile(trips_s, 0.5),
+                percentile(columns["recovery_s"], 0.5),
+                percentile(columns["recovery_s"], 0.99),
+            ),
         )
 
     def row(self) -> str:
         """The row of the table."""
         lost, *others = self.broken
         shown = f"{lost} ({self.lost_as_promised} as promised)" if self.lost_as_promised else lost
-        times = [f"{seconds:.2f}" for seconds in self.recovery_s]
+        times = [f"{seconds:.2f}" for seconds in self.times_s]
         values = [
             self.fault,
             self.room,

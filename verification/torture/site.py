@@ -162,6 +162,14 @@ class Site(Storm):
         for proxy in proxies:
             proxy.set(mode)
 
+    async def round_trips_s(self) -> dict[str, float]:
+        """Seconds of a round trip of each room while nothing else happens."""
+        began_s = time.monotonic()
+        trips = await self.supervised(*(self._recovery_s(room, began_s) for room in self.rooms))
+        for room in self.rooms:
+            room.tally()
+        return {room.name: trip for room, trip in zip(self.rooms, trips, strict=True)}
+
     async def run(self, apply: Apply, seed: int) -> dict[str, Outcome]:
         """One run with all rooms."""
         self.chance = random.Random(seed)

@@ -28,6 +28,7 @@ from headrace.engines.postgres import (
     ConstraintViolated,
     PostgresBusy,
     PostgresDown,
+    PostgresFull,
     Runner,
     SchemaBehind,
     Tx,
@@ -38,6 +39,7 @@ from headrace.kernel.errors import Conflict, Forbidden, HeadraceError, InvalidIn
 
 _BUSY: Final = frozenset({"40001", "40P01", "55P03", "57014"})
 _DOWN: Final = frozenset({"57P01", "57P02", "57P03"})
+_FULL: Final = frozenset({"53100", "53200", "58030"})
 _MISSING: Final = frozenset({"3F000", "42883", "42P01"})
 _FAILED: Final = frozenset({"PendingRollbackError", "TransactionManagementError"})
 """Errors of SQLAlchemy and Django for a statement in a failed transaction."""
@@ -93,6 +95,12 @@ def _translated(errors: list[BaseException]) -> HeadraceError | None:
     if state in _BUSY:
         text = f"PostgreSQL stopped the statement ({state}): {_ROLL_BACK} and try again"
         return PostgresBusy(text, retry_after_s=1)
+    if state in _FULL:
+        return PostgresFull(
+            f"PostgreSQL lacks disk space or memory ({state}): {_ROLL_BACK}, free some, then try"
+            " again",
+            retry_after_s=5,
+        )
     if state.startswith("08") or state in _DOWN or (not state and _is_lost(errors, kinds)):
         return PostgresDown(
             "tx: the connection and its transaction are lost: check that PostgreSQL runs, then"

@@ -64,6 +64,11 @@ _BUSY: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+_FULL: Final = (
+    asyncpg.DiskFullError,
+    asyncpg.exceptions.OutOfMemoryError,
+    asyncpg.exceptions.PostgresIOError,
+)
 _ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 """A prepared statement exists on another server connection than the current one."""
 _UNTRACKED: Final = "unsupported startup parameter"
@@ -86,6 +91,13 @@ class PostgresRefused(PostgresDown):
     """PostgreSQL refuses the connection: wrong user, password or database in the URL."""
 
     code = "postgres.refused"
+
+
+class PostgresFull(PostgresDown):
+    """PostgreSQL lacks disk space or memory, or its disk fails; the statement had no effect."""
+
+    code = "postgres.full"
+    public = "PostgreSQL lacks disk space or memory: free some, then try again"
 
 
 class PostgresPooled(Conflict):
@@ -464,15 +476,26 @@ def translated_errors(server: str = "") -> Iterator[None]:
         ) from error
     except _ELSEWHERE as error:
         raise pooler_error(at) from error
-    except DOWN as error:
+    except (*_FULL, *DOWN) as error:
         if _UNTRACKED in str(error):
             raise pooler_error(at) from error
-        what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
-        raise PostgresDown(
-            f"PostgreSQL{at} {what} ({type(error).__name__}): check it with"
-            " `headrace doctor`, then try again",
-            retry_after_s=2,
-        ) from error
+        raise _down_error(error, at) from error
+
+
+def _down_error(error: Exception, at: str) -> PostgresDown:
+    """The error for an outage; `at` is empty or ` at SERVER`."""
+    if isinstance(error, _FULL):
+        return PostgresFull(
+            f"PostgreSQL{at} lacks disk space or memory ({type(error).__name__}): free some, then"
+            " try again; the statement had no effect",
+            retry_after_s=5,
+        )
+    what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
+    return PostgresDown(
+        f"PostgreSQL{at} {what} ({type(error).__name__}): check it with"
+        " `headrace doctor`, then try again",
+        retry_after_s=2,
+    )
 
 
 def pooler_error(at: str) -> PostgresPooled:
