@@ -91,12 +91,13 @@ async def exhaust_postgres(site: Site) -> None:
 
 async def exhaust_valkey(site: Site) -> None:
     """Allow no further client of Valkey after ending those of the roles."""
-    await site.valkey("CONFIG", "SET", "maxclients", "1")
-    try:
-        await site.valkey("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await site.pass_time(site.chance.uniform(0.3, 1.5))
-    finally:
-        await site.valkey("CONFIG", "SET", "maxclients", "10000")
+    async with site.valkey() as run:
+        await run("CONFIG", "SET", "maxclients", "1")
+        try:
+            await run("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await site.pass_time(site.chance.uniform(0.3, 1.5))
+        finally:
+            await run("CONFIG", "SET", "maxclients", "10000")
 
 
 async def exhaust(site: Site) -> None:
@@ -127,23 +128,25 @@ async def out_of_memory(site: Site) -> None:
     if site.media is not None:
         await kill_media_worker(site)
     if site.names & {"views", "feed"}:
-        memory = await site.valkey("CONFIG", "GET", "maxmemory")
-        await site.valkey("CONFIG", "SET", "maxmemory", "1")
-        try:
-            await site.pass_time(site.chance.uniform(0.3, 1.5))
-        finally:
-            await site.valkey("CONFIG", "SET", "maxmemory", memory[1])
+        async with site.valkey() as run:
+            memory = await run("CONFIG GET", "maxmemory")
+            await run("CONFIG", "SET", "maxmemory", "1")
+            try:
+                await site.pass_time(site.chance.uniform(0.3, 1.5))
+            finally:
+                await run("CONFIG", "SET", "maxmemory", memory["maxmemory"])
 
 
 async def empty_valkey(site: Site) -> None:
     """Delete all data of Valkey. Hits that are not flushed may be lost (docs/promises.md)."""
     views = site.views
     if views is None:
-        await site.valkey("FLUSHALL", "SYNC")
+        async with site.valkey() as run:
+            await run("FLUSHALL", "SYNC")
         return
-    async with views.quiet() as acknowledged:
+    async with views.quiet() as acknowledged, site.valkey() as run:
         stored = await views.counted.stored()
-        await site.valkey("FLUSHALL", "SYNC")
+        await run("FLUSHALL", "SYNC")
         site.promised_losses["views"] = views.permit_loss(acknowledged, stored)
 
 

@@ -137,12 +137,13 @@ class Site(Storm):
         """Stop tracking a process that ended."""
         self._processes.remove(process)
 
-    async def valkey(self, *words: str) -> Any:
-        """Run one command on Valkey, not through the proxy."""
+    @asynccontextmanager
+    async def valkey(self) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+        """Run commands on one connection to Valkey, not through the proxy."""
         path = unquote(urlsplit(self.direct.valkey_url).path)
-        client = valkey.asyncio.Valkey(unix_socket_path=path)
+        client = valkey.asyncio.Valkey(unix_socket_path=path, single_connection_client=True)
         try:
-            return await client.execute_command(*words)
+            yield client.execute_command
         finally:
             await client.aclose()
 
