@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import structlog
@@ -67,8 +68,13 @@ def run_fault(name: str, words: argparse.Namespace) -> bool:
     record = Record(name, is_kept=not words.no_record)
     while record.runs(rooms) < words.runs:
         left = words.runs - record.runs(rooms)
-        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            asyncio.run(run_site(fault, rooms, record, folder=Path(folder), left=left, words=words))
+        with tempfile.TemporaryDirectory(prefix="torture-") as made:
+            folder = Path(made)
+            try:
+                asyncio.run(run_site(fault, rooms, record, folder=folder, left=left, words=words))
+            except Exception:  # noqa: BLE001 - one failed site must not end the runs of other faults
+                traceback.print_exc()
+                return False
     return record.is_clean(rooms)
 
 

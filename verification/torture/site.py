@@ -49,6 +49,8 @@ KINDS: Final = {
 """Columns of the scoreboard, and the findings that count there; all others are `wrong`."""
 RECOVERY_MAX_S: Final = 60.0
 SETTLING_MAX_S: Final = 90.0
+RUN_MAX_S: Final = 240.0
+"""Longest wait for clients and round trips together."""
 TRIP_EVERY_S: Final = 0.05
 SETTINGS: Final = {
     "POSTGRES_CONNECT_TIMEOUT": "1s",
@@ -224,7 +226,7 @@ class Site(Storm):
             return all(task.done() for task in tasks)
 
         try:
-            await wait_true(have_ended, what="the run ends", deadline_s=RECOVERY_MAX_S + 30)
+            await wait_true(have_ended, what="the run ends", deadline_s=RUN_MAX_S)
         finally:
             for task in tasks:
                 task.cancel()
