@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -102,15 +103,13 @@ def cache_files(node: Node) -> list[Path]:
 
 
 async def rot_bits(site: Site) -> None:
-    """Flip bits in the cache files of a running media node."""
+    """Flip bits in the cache files of a running media node, on the disk and not in memory."""
     node = site.media.pick()
     for path in cache_files(node):
-        with path.open("r+b", buffering=0) as file:
-            for at in _used_offsets(site, file, count=20):
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ (1 << site.chance.randrange(8))]))
+        with _pages(path) as change:
+            for at in _used_pages(site, path, count=20):
+                bit = 1 << site.chance.randrange(8)
+                change(at, lambda page, bit=bit: _flipped(page, site.chance.randrange(512), bit))
 
 
 async def tear_writes(site: Site) -> None:
@@ -118,21 +117,42 @@ async def tear_writes(site: Site) -> None:
     node = site.media.pick()
     node.kill()
     for path in cache_files(node):
-        with path.open("r+b", buffering=0) as file:
-            for at in _used_offsets(site, file, count=3):
-                start = at - at % PAGE_BYTES + PAGE_BYTES // 2
-                file.seek(start)
-                file.write(bytes(PAGE_BYTES // 2))
+        with _pages(path) as change:
+            for at in _used_pages(site, path, count=3):
+                change(at, lambda page: page[: PAGE_BYTES // 2] + bytes(PAGE_BYTES // 2))
     node.start()
 
 
-def _used_offsets(site: Site, file, *, count: int) -> list[int]:
-    """Offsets of bytes that are not zero; fewer in an empty file."""
-    size = os.fstat(file.fileno()).st_size
+def _flipped(page: bytes, at: int, bit: int) -> bytes:
+    return page[:at] + bytes([page[at] ^ bit]) + page[at + 1 :]
+
+
+@contextmanager
+def _pages(path: Path) -> Iterator[Callable[[int, Callable[[bytes], bytes]], None]]:
+    """Change pages of a file around the page cache, as a disk does: readers read them again."""
+    descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
+    aligned = mmap.mmap(-1, PAGE_BYTES)
+
+    def change(at: int, changed: Callable[[bytes], bytes]) -> None:
+        if os.preadv(descriptor, [aligned], at) == PAGE_BYTES:
+            aligned[:] = changed(aligned[:])
+            os.pwrite(descriptor, aligned, at)
+
+    try:
+        yield change
+    finally:
+        os.close(descriptor)
+        aligned.close()
+
+
+def _used_pages(site: Site, path: Path, *, count: int) -> list[int]:
+    """Offsets of pages that are not empty; fewer in an empty file."""
+    pages = path.stat().st_size // PAGE_BYTES
     found = []
-    for _ in range(count * 10):
-        at = site.chance.randrange(size)
-        file.seek(at)
-        if len(found) < count and file.read(1) not in (b"", b"\0"):
-            found.append(at)
+    with path.open("rb", buffering=0) as file:
+        for _ in range(count * 10):
+            at = site.chance.randrange(pages) * PAGE_BYTES
+            file.seek(at)
+            if len(found) < count and any(file.read(PAGE_BYTES)):
+                found.append(at)
     return found

@@ -116,7 +116,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "lost-fsync": Fault(
         "a disk that forgets synced data",
         None,
-        none("not built: needs a file system that drops syncs; make bench ROOM=backup measures it"),
+        none("not built: tests/promises/test_views_survive.py cuts the log of Valkey"),
     ),
     "network-cut": Fault(
         "all packets to engines and bucket are lost", process.network(lambda _: BLACK_HOLE)
@@ -130,25 +130,29 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "network-reset": Fault("connections are reset", process.network(lambda _: RESET)),
     "duplication": Fault(
-        "a request arrives twice",
-        None,
-        none("not built: TCP drops duplicates; repeated requests: tests/web/test_idempotency.py"),
+        "each writing request over HTTP arrives twice",
+        load.repeat_requests,
+        {
+            "fetch": "its requests here do not use HTTP",
+            "views": "a hit without an event id counts as often as it arrives",
+            "media": "its requests only read",
+        },
     ),
     "dns-loss": Fault(
-        "name servers do not answer", None, none("not built: see tests/fetch/test_dns.py")
+        "name servers do not answer", None, none("not built: tests/fetch/test_dns.py")
     ),
     "restart-postgres": Fault(
         "orderly restart of PostgreSQL", process.restarted("postgres"), NO_POSTGRES
     ),
     "restart-valkey": Fault("orderly restart of Valkey", process.restarted("valkey"), NO_VALKEY),
     "failover-sync": Fault(
-        "a synchronous standby is promoted", None, none("not built: see tests/hosts")
+        "a synchronous standby is promoted", None, none("not built: tests/hosts/test_failover.py")
     ),
     "failover-async": Fault(
-        "an asynchronous standby is promoted", None, none("not built: see tests/hosts")
+        "an asynchronous standby is promoted", None, none("not built: tests/hosts/test_failover.py")
     ),
     "resharding": Fault(
-        "hash slots move", None, none("not built: see tests/views/test_views_cluster.py")
+        "hash slots move", None, none("not built: tests/views/test_views_cluster.py")
     ),
     "emptied-valkey": Fault("FLUSHALL of Valkey", load.empty_valkey, NO_VALKEY),
     "exhausted-connections": Fault(
@@ -157,9 +161,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "out-of-memory": Fault(
         "SIGKILL of a backend or of a node's worker; Valkey refuses writes", load.out_of_memory
     ),
-    "pooler-restart": Fault("PgBouncer restarts", None, none("not built: see tests/matrix")),
+    "pooler-restart": Fault(
+        "PgBouncer restarts", None, none("not built: tests/matrix/test_pgbouncer.py")
+    ),
     "expired-certificate": Fault(
-        "a certificate expires", None, none("not built: see tests/fetch and tests/media")
+        "a certificate expires",
+        None,
+        none("not built: tests/fetch/test_tls_faults.py, tests/media/test_media_tls.py"),
     ),
     "s3-errors": Fault(
         "the bucket answers 429, 500 or 503",

@@ -182,6 +182,15 @@ async def step_clock(site: Site) -> None:
         site.set_clock(0)
 
 
+async def repeat_requests(site: Site) -> None:
+    """Each writing request over HTTP arrives twice for a while."""
+    site.is_repeating = True
+    try:
+        await site.pass_time(site.chance.uniform(0.5, 2.0))
+    finally:
+        site.is_repeating = False
+
+
 async def fail_bucket(site: Site) -> None:
     """The bucket of media answers 503 or 500 to every request."""
     bucket = site.media.cluster.bucket
