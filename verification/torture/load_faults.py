@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import asyncpg
 from tests.kit.processes import descendants
-from tests.kit.storm.storm import ROLES, send
+from tests.kit.storm.storm import ROLES, send_signal
 from tests.kit.waiting import wait_true
 
 from verification.torture.site import Site
@@ -110,7 +110,7 @@ async def exhaust(site: Site) -> None:
 async def kill_backend(site: Site) -> None:
     """SIGKILL of a PostgreSQL backend, as the OOM killer does: all sessions end."""
     backends = descendants(site.engines.postgres_pid)
-    send(site.chance.choice(backends))
+    send_signal(site.chance.choice(backends))
 
 
 async def kill_media_worker(site: Site) -> None:
@@ -118,7 +118,7 @@ async def kill_media_worker(site: Site) -> None:
     process = site.media.pick().process
     below = descendants(process.pid)
     if below:
-        send(site.chance.choice(below))
+        send_signal(site.chance.choice(below))
 
 
 async def out_of_memory(site: Site) -> None:
@@ -164,7 +164,7 @@ async def change_time_zone(site: Site) -> None:
         await connection.execute(f"ALTER DATABASE {database} SET timezone = '{ZONE}'")
         await connection.execute(end_sessions)
         os.environ["TZ"] = ZONE
-        send(site.doom(site.pick(*(ROLES[name] for name in site.roles))).pid)
+        send_signal(site.doom(site.pick(*(ROLES[name] for name in site.roles))).pid)
         await site.pass_time(site.chance.uniform(0.5, 1.5))
     finally:
         os.environ.pop("TZ") if before is None else os.environ.update(TZ=before)

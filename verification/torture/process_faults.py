@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.kit.chaos import PASS, Mode
 from tests.kit.storm.storm import FAULTS as STORM_FAULTS
-from tests.kit.storm.storm import send
+from tests.kit.storm.storm import send_signal
 
 from verification.torture.site import Apply, Site
 
@@ -45,11 +45,11 @@ def stopped(*kinds: str) -> Apply:
 async def stop_valkey(site: Site) -> None:
     """Stop Valkey for a while, with SIGSTOP."""
     pid = site.engines.valkey_pid
-    send(pid, signal.SIGSTOP)
+    send_signal(pid, signal.SIGSTOP)
     try:
         await site.pass_time(site.chance.uniform(0.5, 2.5))
     finally:
-        send(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
 
 
 async def kill_node(site: Site) -> float:

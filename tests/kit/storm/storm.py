@@ -251,7 +251,7 @@ class Storm(Fleet):
 # The table of faults
 
 
-def send(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
+def send_signal(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -259,14 +259,14 @@ def send(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
 
 def _kill_role(*kinds: str) -> Callable[[Storm], Awaitable[None]]:
     async def kill(storm: Storm) -> None:
-        send(storm.doom(storm.pick(*kinds)).pid)
+        send_signal(storm.doom(storm.pick(*kinds)).pid)
 
     return kill
 
 
 async def _kill_host(storm: Storm) -> None:
     for pid in storm.doom(storm.pick("agent", "work")).family():
-        send(pid)
+        send_signal(pid)
 
 
 async def _kill_slot(storm: Storm) -> None:
@@ -274,11 +274,11 @@ async def _kill_slot(storm: Storm) -> None:
     if pids:
         pid = storm.chance.choice(pids)
         storm.recorder.note("lost", "process", pid=pid)
-        send(pid)
+        send_signal(pid)
 
 
 async def _kill_zygote(storm: Storm) -> None:
-    send(zygote_pid(storm.roles[storm.pick("agent")]))
+    send_signal(zygote_pid(storm.roles[storm.pick("agent")]))
 
 
 async def _crash_api(storm: Storm) -> None:
@@ -293,7 +293,7 @@ def _kill_engines(*names: str) -> Callable[[Storm], Awaitable[None]]:
     async def kill(storm: Storm) -> None:
         began_s = time.monotonic()
         for name in names:
-            send(getattr(storm.engines, f"{name}_pid"))
+            send_signal(getattr(storm.engines, f"{name}_pid"))
         for name in reversed(names):
             await storm.engines.restart(name)
         storm.doubt(began_s)
@@ -309,13 +309,13 @@ def frozen(postmaster: int):
         # The postmaster first, so that no child is added meanwhile.
         for find in (lambda: [postmaster], lambda: descendants(postmaster)):
             for pid in find():
-                send(pid, signal.SIGSTOP)
+                send_signal(pid, signal.SIGSTOP)
                 stopped.append(pid)
         yield
     finally:
         # The postmaster last: it reaps children that were ending.
         for pid in reversed(stopped):
-            send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
 
 
 async def _freeze_postgres(storm: Storm) -> None:
@@ -331,7 +331,7 @@ def _stop(*, is_whole: bool) -> Callable[[Storm], Awaitable[None]]:
         process = storm.roles[name]
 
         def send(number: signal.Signals) -> None:
-            storm.signal(process, number) if is_whole else send(process.pid, number)
+            storm.signal(process, number) if is_whole else send_signal(process.pid, number)
 
         storm.silence(name, lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
 
