@@ -19,6 +19,7 @@ import asyncpg
 from headrace.engines.endpoints import server_of
 from headrace.engines.postgres_pool import (
     DOWN,
+    FULL,
     READ_ONLY,
     Pool,
     clear_session,
@@ -63,11 +64,6 @@ _BUSY: Final = (
     asyncpg.QueryCanceledError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-)
-_FULL: Final = (
-    asyncpg.DiskFullError,
-    asyncpg.exceptions.OutOfMemoryError,
-    asyncpg.exceptions.PostgresIOError,
 )
 _ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 """A prepared statement exists on another server connection than the current one."""
@@ -476,7 +472,7 @@ def translated_errors(server: str = "") -> Iterator[None]:
         ) from error
     except _ELSEWHERE as error:
         raise pooler_error(at) from error
-    except (*_FULL, *DOWN) as error:
+    except (*FULL, *DOWN) as error:
         if _UNTRACKED in str(error):
             raise pooler_error(at) from error
         raise _down_error(error, at) from error
@@ -484,18 +480,12 @@ def translated_errors(server: str = "") -> Iterator[None]:
 
 def _down_error(error: Exception, at: str) -> PostgresDown:
     """The error for an outage; `at` is empty or ` at SERVER`."""
-    if isinstance(error, _FULL):
-        return PostgresFull(
-            f"PostgreSQL{at} lacks disk space or memory ({type(error).__name__}): free some, then"
-            " try again; the statement had no effect",
-            retry_after_s=5,
-        )
+    if isinstance(error, FULL):
+        text = f"PostgreSQL{at} lacks disk space or memory ({type(error).__name__}): free some"
+        return PostgresFull(f"{text}, then try again", retry_after_s=5)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
-    return PostgresDown(
-        f"PostgreSQL{at} {what} ({type(error).__name__}): check it with"
-        " `headrace doctor`, then try again",
-        retry_after_s=2,
-    )
+    text = f"PostgreSQL{at} {what} ({type(error).__name__}): check it with `headrace doctor`"
+    return PostgresDown(f"{text}, then try again", retry_after_s=2)
 
 
 def pooler_error(at: str) -> PostgresPooled:

@@ -19,6 +19,12 @@ READ_ONLY: Final = (
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 """The server is a standby, or became one; a new connection may reach the primary."""
+FULL: Final = (
+    asyncpg.DiskFullError,
+    asyncpg.exceptions.OutOfMemoryError,
+    asyncpg.exceptions.PostgresIOError,
+)
+"""The server lacks disk space or memory, or its disk fails."""
 DOWN: Final = (
     OSError,
     TimeoutError,
