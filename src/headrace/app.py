@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
@@ -335,8 +336,8 @@ class Headrace:
         from headrace.engines.backup.archive import BackupConfig
         from headrace.engines.backup.service import Backups
 
-        is_embedded = not self.configured_urls().postgres_url
-        postgres = (lambda: self.engines.postgres) if is_embedded else None
+        is_own = not self.configured_urls().postgres_url
+        postgres = (lambda: self.engines.postgres) if is_own else None
         return Backups(self.config.section(BackupConfig), self.data_folder, postgres)
 
     def task(
@@ -427,9 +428,7 @@ class Headrace:
 
     def load_rooms(self) -> None:
         """Create every installed room, so that workers know all tasks."""
-        _ = self.views
-        _ = self.feed
-        _ = self.installed_fetch()
+        _ = (self.views, self.feed, self.installed_fetch())
         # Handlers of items use it for URLs; its import would stall each forked slot.
         _ = self.media
 
@@ -449,17 +448,8 @@ class Headrace:
 
     def routes(self) -> list[Any]:
         """HTTP handlers of the installed rooms."""
-        from headrace.feed import http as feed_http
-        from headrace.jobs import http as jobs_http
-        from headrace.media import http as media_http
-        from headrace.views import http as views_http
-
-        found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES, *media_http.ROUTES]
-        if find_spec("pycurl"):
-            from headrace.fetch import http as fetch_http
-
-            found += fetch_http.ROUTES
-        return found
+        rooms = ["jobs", "views", "feed", "media"] + (["fetch"] if find_spec("pycurl") else [])
+        return [route for room in rooms for route in import_module(f"headrace.{room}.http").ROUTES]
 
     def pages(self) -> Console:
         """The ASGI app of the console."""
