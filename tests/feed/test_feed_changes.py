@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from tests.kit.waiting import wait_true
 from tests.views.room_harness import KeysCopy
 
+from headrace.engines.postgres import PostgresDown
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.apply import Applier
@@ -220,6 +221,38 @@ async def test_a_change_is_accepted_once_and_in_order(feed):
     assert await feed.valkey.change(0, first) == ("ok", 0)
     assert await feed.valkey.change(0, first) == ("old", 1)
     assert await feed.valkey.change(0, Change(ChangeKind.POSTS, 1, 3, ["a"], [-1])) == ("gap", 1)
+
+
+REPEATED = {
+    "follow": (lambda feed: feed.follow(7, [8, 9]), ["b1", "a1"]),
+    "unfollow": (lambda feed: feed.unfollow(7, [8]), []),
+    "unfollow all": (lambda feed: feed.follows.unfollow_all(7), []),
+    "mute": (lambda feed: feed.follows.mute(7, [8]), []),
+    "block": (lambda feed: feed.follows.block(8, [7]), []),
+    "post": (lambda feed: feed.post(8, "a2", kind="sale"), ["a2", "a1"]),
+    "delete": (lambda feed: feed.delete(["a1"]), []),
+}
+
+
+@pytest.mark.parametrize("call", REPEATED)
+async def test_a_repeated_call_applies_what_the_first_committed(feed, call):
+    """The first call failed after its commit, because the commit's reply was lost."""
+    write, expected = REPEATED[call]
+    for author, post in ((8, "a1"), (9, "b1")):
+        await feed.post(author, post)
+    await feed.follow(7, [8])
+    applier = feed.index.applier
+
+    async def fail(changes):
+        raise PostgresDown("the commit's reply was lost")
+
+    applier.apply_or_defer = fail
+    with pytest.raises(PostgresDown):
+        await write(feed)
+    del applier.apply_or_defer
+    await write(feed)
+    page = await feed.page(7)
+    assert ([post.id for post in page.posts], page.is_slow) == (expected, False)
 
 
 async def test_only_changes_swept_recently_are_swept_again(feed, sweeper, sql):

@@ -11,6 +11,9 @@ gap and applies both changes, the second finds its change applied. If a process 
 commit, its outbox row remains, and the sweep (`worker.py`) applies it within seconds. Applying a
 change twice has no effect.
 
+A call that fails may have committed its change, such as when the commit's reply is lost. If the
+caller repeats it, the repeated call finds nothing to change, and applies what the first committed.
+
 A process that could not apply a committed change to a shard defers it. Until it succeeds, the
 process reads no page from that shard, and it retries in the background.
 """

@@ -13,6 +13,7 @@ from headrace.feed.id_map import Cursors, IdMap, require_no_cursor
 from headrace.feed.index import Index
 from headrace.feed.model import (
     MUTES_BLOCKS_MAX,
+    ChangeKind,
     FeedId,
     MuteOrBlock,
     People,
@@ -73,6 +74,8 @@ class Follows:
             return 0
         changed, changes = await store.unfollow(self._postgres, number, numbers)
         await self._index.applier.apply_or_defer(changes)
+        if changed < len(numbers):
+            await self._apply_earlier([number])
         return changed
 
     async def unfollow_all(self, viewer: FeedId) -> int:
@@ -83,6 +86,8 @@ class Follows:
             return 0
         changed, changes = await store.unfollow_all(self._postgres, number)
         await self._index.applier.apply_or_defer(changes)
+        if not changed:
+            await self._apply_earlier([number])
         return changed
 
     async def mute(self, viewer: FeedId, authors: FeedId | Iterable[FeedId]) -> int:
@@ -125,6 +130,8 @@ class Follows:
         if changed < 0:
             raise TooManyFollows(who, f"{kind.value}s", MUTES_BLOCKS_MAX)
         await self._index.applier.apply_or_defer(changes)
+        if changed < len(numbers):
+            await self._apply_earlier([number, *numbers])
         return changed
 
     async def import_all(self, follows: Iterable[Follow]) -> int:
@@ -198,7 +205,14 @@ class Follows:
         if changed < 0:
             raise TooManyFollows(who, "follows (feed.follows_max)", self._follows_max)
         await self._index.applier.apply_or_defer(changes)
+        if changed < len(numbers):
+            await self._apply_earlier([number])
         return changed
+
+    async def _apply_earlier(self, viewers: Sequence[int]) -> None:
+        """Apply changes that earlier calls committed: this call may repeat one that failed."""
+        changes = await store.unswept_of(self._postgres, ChangeKind.FOLLOWS, viewers)
+        await self._index.applier.apply_or_defer(changes)
 
     async def _existing(self, authors: Iterable[object]) -> list[int]:
         found = [await self._ids.find(author) for author in require_feed_ids("author", authors)]

@@ -19,6 +19,7 @@ from headrace.feed.id_map import IdMap
 from headrace.feed.index import Index
 from headrace.feed.model import (
     POSTS_PER_CALL_MAX,
+    ChangeKind,
     FeedId,
     NewPost,
     Post,
@@ -140,6 +141,10 @@ class Posts:
                     jobs = [NewJob(queue=cascade.queue, payload=each) for each in deleted]
                     await self._jobs.enqueue_many(jobs, tx=tx)
         await self._index.applier.apply_or_defer(changes)
+        if len(gone) < len(ids):
+            # This call may repeat one that failed after its commit.
+            earlier = await store.unswept_of_posts(self._postgres, ids)
+            await self._index.applier.apply_or_defer(earlier)
         return len(gone)
 
     async def find(self, post_id: str) -> Post:
@@ -172,6 +177,10 @@ class Posts:
                 _require_own(stored, dict(zip(columns["ids"], authors, strict=True)))
                 await self._schedule(tx, stored)
         await self._index.applier.apply_or_defer(changes)
+        if repeated := sorted({post.author for post in stored if not post.is_new}):
+            # This call may repeat one that failed after its commit.
+            earlier = await store.unswept_of(self._postgres, ChangeKind.POSTS, repeated)
+            await self._index.applier.apply_or_defer(earlier)
         posts_added.inc(sum(post.is_new for post in stored))
         found = {post.id: post for post in stored}
         return [_post_of(found[post.id], post.author) for post in new]

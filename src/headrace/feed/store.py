@@ -233,6 +233,18 @@ async def unswept(runner: Runner, *, older_s: float, rows_max: int) -> list[Chan
     return [_change_of(row, ChangeKind(row["kind"]), row["id"]) for row in rows]
 
 
+async def unswept_of(runner: Runner, kind: ChangeKind, entities: Sequence[int]) -> list[Change]:
+    """Unswept changes of viewers or authors, in order."""
+    rows = await runner.all(SQL.unswept_of, kind=int(kind), entities=entities)
+    return [_change_of(row, kind, row["id"]) for row in rows]
+
+
+async def unswept_of_posts(runner: Runner, ids: Sequence[str]) -> list[Change]:
+    """Unswept changes of posts, in order."""
+    rows = await runner.all(SQL.unswept_of_posts, ids=ids)
+    return [_change_of(row, ChangeKind.POSTS, row["id"]) for row in rows]
+
+
 async def mark_swept(runner: Runner, ids: Sequence[int]) -> None:
     """Mark changes as present in the index."""
     await runner.run(SQL.mark_swept, ids=ids)

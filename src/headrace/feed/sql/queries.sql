@@ -141,6 +141,19 @@ SELECT id, kind, entity, version, items, scores FROM headrace.feed_outbox
 WHERE NOT is_swept AND (made_at < now() - :older_s * interval '1 second' OR made_at > now())
 ORDER BY id LIMIT :rows_max;
 
+-- name: unswept_of
+-- The unswept changes of viewers or authors, in order.
+SELECT id, kind, entity, version, items, scores FROM headrace.feed_outbox
+WHERE kind = :kind AND entity = ANY (:entities::bigint[]) AND NOT is_swept ORDER BY id;
+
+-- name: unswept_of_posts
+-- The unswept changes of posts, in order.
+SELECT o.id, o.kind, o.entity, o.version, o.items, o.scores FROM headrace.feed_outbox o
+WHERE o.kind = 1 AND NOT o.is_swept AND EXISTS (
+    SELECT FROM unnest(o.items) i (item)
+    WHERE split_part(i.item, chr(31), 1) = ANY (:ids::text[]))
+ORDER BY o.id;
+
 -- name: mark_swept
 -- Mark changes as present in the index.
 UPDATE headrace.feed_outbox SET is_swept = true WHERE id = ANY (:ids::bigint[]);
