@@ -38,12 +38,16 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        """The body as JSON. Raises: ServerFailedError, with the server's words, unless 2xx."""
+    def require_done(self) -> None:
+        """Require a status of 2xx. Raises: ServerFailedError, with the server's error."""
         if self.status // 100 != 2:
             raise ServerFailedError(
                 f"status {self.status}: {self.body[:600].decode('utf-8', 'replace')}"
             )
+
+    def json(self) -> Any:
+        """The body as JSON. Raises: as `require_done`."""
+        self.require_done()
         return json.loads(self.body)
 
 

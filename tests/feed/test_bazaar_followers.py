@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from examples.bazaar import followers as demo
 from examples.bazaar.adverts import Advert
+from examples.bazaar.client import Client, Reply
 from feed_surfaces import client_of
 from tests.kit.waiting import wait_true
 
@@ -53,9 +54,43 @@ async def test_feeds_that_are_what_the_site_shows_are_right(engines, feed):
 async def test_a_post_that_is_missing_or_too_many_is_seen(engines, feed, wrong):
     shown = ADVERTS if wrong == "lacks" else ADVERTS[:-1]
     posted = ADVERTS[1:] if wrong == "lacks" else ADVERTS
-    # Who follows one shop of the two may not see the other's.
-    await feed.follow("follower0", SHOPS)
     for advert in posted:
         await feed.post(advert.shop, demo.post_of(advert.shop, advert.item))
     followed = await follow(engines, feed, shown, lambda seen: seen.faults_count > 0)
-    assert wrong in followed.faults[0] or "not followed" in followed.faults[0]
+    text = "is missing 1 post" if wrong == "lacks" else "has 1 post"
+    assert text in followed.faults[0]
+
+
+class FailingClient(Client):
+    """A client whose changes of follows fail in turn: refused before, or done without a reply."""
+
+    is_done: bool = False
+    failures: int = 0
+    is_next: bool = False
+
+    async def request(self, method, path, **given):
+        """Fail every other change."""
+        if method in ("PUT", "DELETE"):
+            FailingClient.is_next = not FailingClient.is_next
+            if FailingClient.is_next:
+                FailingClient.failures += 1
+                if self.is_done:
+                    await super().request(method, path, **given)
+                return Reply(503, {}, b"PostgreSQL is down")
+        return await super().request(method, path, **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_done", [False, True], ids=["refused", "done without a reply"])
+async def test_a_failed_change_of_follows_may_be_done_or_not(engines, feed, monkeypatch, is_done):
+    monkeypatch.setattr(demo, "_UNFOLLOW_SHARE", 0.3)
+    monkeypatch.setattr(demo, "Client", FailingClient)
+    monkeypatch.setattr(FailingClient, "is_done", is_done)
+    monkeypatch.setattr(FailingClient, "failures", 0)
+    for advert in ADVERTS:
+        await feed.post(advert.shop, demo.post_of(advert.shop, advert.item))
+    followed = await follow(
+        engines, feed, ADVERTS, lambda seen: seen.walks > 3 and FailingClient.failures > 6
+    )
+    assert [text for text in followed.faults if "wrong answer" in text] == []
+    assert sum("status 503" in text for text in followed.faults) > 3
