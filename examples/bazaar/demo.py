@@ -4,8 +4,9 @@
 
 Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers
 hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
-line a room every second, and checks all the while that what happens is right. Carries out faults
-that the shop's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
+line a room every second (every 10 s unless to a terminal), and checks all the while that what
+happens is right. A wrong answer is printed, and shown on `/break`, when it is found. Carries out
+faults that the shop's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
 for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
 by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder
 behind and no process.
@@ -35,8 +36,8 @@ from examples.bazaar.errands import Senders
 from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
 from examples.bazaar.followers import Followers
-from examples.bazaar.ledger import Ledger
-from examples.bazaar.lock import DemoError, folder_of_one
+from examples.bazaar.ledger import WRONG, Ledger
+from examples.bazaar.lock import DemoError, StoppedError, folder_of_one
 from examples.bazaar.readers import Readers
 from examples.bazaar.records import Records
 from examples.bazaar.sellers import Desk
@@ -46,6 +47,8 @@ from examples.bazaar.story import Story
 from examples.bazaar.visitors import Crowd
 
 LINES_EVERY_S: Final = 1.0
+LOGGED_EVERY_S: Final = 10.0
+"""Between the lines in a file or a pipe."""
 PATIENCE_S: Final = 60.0
 """The extra time that a run may take on a busy machine to show everything."""
 AGAIN_S: Final = 2.0
@@ -78,6 +81,8 @@ class Demo:
         self._adverts, self._records = Adverts(stage.database), Records(stage.database)
         self._stop = asyncio.Event()
         self._broken = Faults()
+        self._printed: list[str] = []
+        """Wrong answers that were printed."""
 
     async def run(self) -> int:
         """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
@@ -164,7 +169,7 @@ class Demo:
             "the senders": people.senders.run,
             "the ledger": ledger.run,
             "the faults": breaker.run,
-            "the figures": lambda: self._show_lines(figures, people, ledger),
+            "the figures": lambda: self._show_lines(figures, story, people, ledger),
         }
         tasks = [asyncio.create_task(self._keep(name, run)) for name, run in who.items()]
         watching = asyncio.create_task(self._watch(up))
@@ -210,8 +215,10 @@ class Demo:
         code = await up.wait()
         raise DemoError(f"it ended with {code}, see {self._stage.headrace_log}")
 
-    async def _show_lines(self, figures: Figures, people: People, ledger: Ledger) -> None:
-        is_live, is_rewriting = sys.stdout.isatty(), False
+    async def _show_lines(
+        self, figures: Figures, story: Story, people: People, ledger: Ledger
+    ) -> None:
+        is_live, is_rewriting, due_s = sys.stdout.isatty(), False, 0.0
         shown_at = time.time()
         while True:
             if time.time() - shown_at > SLEPT_S:
@@ -223,27 +230,50 @@ class Demo:
             people.readers.show(shown)
             people.followers.show(shown)
             lines = [*figures.lines(), f"         ledger {ledger.summary}"]
+            found = await self._note_wrong(story, people, ledger)
             if is_live:
                 width = shutil.get_terminal_size().columns
                 lines = [f"{line[: width - 1]}\x1b[K" for line in lines]
-            up = f"\x1b[{len(lines)}A" if is_rewriting else ""
-            print(up + "\n".join(lines), flush=True)
-            is_rewriting = is_live
+                above = [f"{line}\x1b[K" for line in found]
+                up = f"\x1b[{len(lines)}A\r" if is_rewriting else ""
+                print(up + "\n".join([*above, *lines]), flush=True)
+                is_rewriting = True
+            else:
+                is_due = time.monotonic() >= due_s
+                due_s = time.monotonic() + LOGGED_EVERY_S if is_due else due_s
+                if output := [*found, *(lines if is_due else ())]:
+                    print("\n".join(output), flush=True)
             await asyncio.sleep(LINES_EVERY_S)
+
+    async def _note_wrong(self, story: Story, people: People, ledger: Ledger) -> list[str]:
+        """Keep what is wrong until now for `/break`. Return the lines to print of what is new."""
+        faults = self._faults(story, people, ledger)
+        await asyncio.to_thread(self._records.put_paper, WRONG, {"texts": faults})
+        new = [text for text in faults if text not in self._printed]
+        self._printed += new
+        at = time.strftime("%H:%M:%S")
+        return [f"{at}  found: {text}" for text in new]
+
+    def _faults(self, story: Story, people: People, ledger: Ledger) -> list[str]:
+        noted = [self._broken, story.progress, *people.faults()]
+        return [text for one in noted for text in one.faults] + ledger.faults
 
     async def _print_addresses(self, took_s: float) -> None:
         stage = self._stage
         console = await stage.console_link() if sys.stdout.isatty() else f"{stage.api_url}/console"
         command = shlex.quote(str(Path(sys.executable).with_name("headrace")))
+        command += f" --config {shlex.quote(str(stage.config))}"
+        login = "" if sys.stdout.isatty() else f"  log in        {command} console link\n"
         print(
             f"up after {took_s:.1f} s\n\n"
             f"  the shop      {stage.shop_url}/  (with a tour)\n"
             f"  break it      {stage.shop_url}/break\n"
             f"  the console   {console}\n"
+            f"{login}"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
             f"  the token     {stage.token_file}\n"
-            f"  by hand       {command} --config {shlex.quote(str(stage.config))} queues ls\n"
+            f"  by hand       {command} queues ls\n"
             f"  logs          {stage.headrace_log}, {stage.origins_log}, {stage.shop_log}\n",
             flush=True,
         )
@@ -253,14 +283,14 @@ class Demo:
         for line in figures.summary():
             print(f"  {line}")
         print(f"  ledger {ledger.summary}")
+        faults = self._faults(story, people, ledger)
         noted = [self._broken, story.progress, *people.faults()]
-        faults = [text for one in noted for text in one.faults] + ledger.faults
         if expected := sum(one.expected_count for one in noted):
             print(f"  {expected} errors while it was broken on purpose")
         if self._seconds is not None:
             faults += missing(story, people, figures, seconds=self._seconds)
         for fault in faults:
-            print(f"  did not work: {fault}")
+            print(f"  {fault}")
         print(
             "everything worked" if not faults else f"{len(faults)} things did not work", flush=True
         )
@@ -319,6 +349,9 @@ def main() -> int:
         with folder_of_one(given.folder) as lock_fd:
             stage = Stage(given.folder, sellers, lock_fd=lock_fd, port=given.port)
             return asyncio.run(Demo(stage, seconds=given.seconds).run())
+    except StoppedError:
+        print("stopped during start-up", file=sys.stderr)
+        return 1
     except (DemoError, OSError) as error:
         print(f"the demo cannot run: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.buyers import Bought
+from examples.bazaar.faults import Faults
 from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
@@ -97,14 +98,20 @@ class Figures:
         mb = body_bytes / _MB
         return [
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
-            f"         fetch  {self._items()} · {photos:.0f} photos/s: {self._outcomes()}",
-            f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
             (
-                f"         views  {views:.0f} views/s, {self._views()}"
-                f" · {self._pending} not yet in series"
+                f"         fetch  {self._wrong(self._progress)} · {self._items()}"
+                f" · {photos:.0f} photos/s: {self._outcomes()}"
             ),
-            f"         feed   {pages:.0f} pages/s, {self._feeds()}",
-            f"         shop   {self._buys()}",
+            (
+                f"         media  {self._wrong(self._seen)} · {requests:.0f} requests/s,"
+                f" {mb:.1f} MB/s · {self._answers()}"
+            ),
+            (
+                f"         views  {self._wrong(self._viewed)} · {views:.0f} views/s,"
+                f" {self._views()} · {self._pending} not yet flushed"
+            ),
+            f"         feed   {self._wrong(self._followed)} · {pages:.0f} pages/s, {self._feeds()}",
+            f"         shop   {self._wrong(self._bought)} · {self._buys()}",
         ]
 
     def summary(self) -> list[str]:
@@ -117,26 +124,29 @@ class Figures:
         shown = f"{self._shown} on the site in {self._files} files,"
         return [
             f"jobs   {self.jobs_done} done, {self._backlog()}",
-            f"fetch  {self._items()}",
+            f"fetch  {self._wrong(progress)} · {self._items()}",
             f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
             (
                 f"       first round of {calm} fast shops {first}, then"
-                f" {progress.changes_right} next versions"
-                f" and {progress.repeats_right} repeated catalogues seen through,"
-                " each as it should be"
+                f" {progress.changes_right} changed and {progress.repeats_right} unchanged"
+                " catalogues imported, all correct"
             ),
-            f"media  {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
+            f"media  {self._wrong(seen)} · {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
             (
-                f"       {seen.photos_whole} photos put together from ranges, SHA-256 right,"
+                f"       {seen.photos_whole} photos reassembled from ranges, SHA-256 right,"
                 f" {len(seen.keys)} different ones"
             ),
             (
-                f"views  {self._views()}; {self._viewed.lists} lists read,"
+                f"views  {self._wrong(self._viewed)} · {self._views()};"
+                f" {self._viewed.lists} lists read,"
                 f" {self._viewed.unchanged} answered again without a body;"
-                f" {self._viewed.others} of other people seen in them"
+                f" {self._viewed.others} views by other visitors"
             ),
-            f"feed   {self._followed.pages} pages read, {self._feeds()}",
-            f"shop   {self._buys()}",
+            (
+                f"feed   {self._wrong(self._followed)} · {self._followed.pages} pages read,"
+                f" {self._feeds()}"
+            ),
+            f"shop   {self._wrong(self._bought)} · {self._buys()}",
         ]
 
     def _rates(self) -> tuple[float, ...]:
@@ -158,22 +168,26 @@ class Figures:
         viewed = self._viewed
         return (
             f"{viewed.views} views of {len(viewed.totals)} adverts,"
-            f" each total one more than the last · wrong: {viewed.faults_count}"
+            " each total one more than the last"
         )
 
     def _feeds(self) -> str:
         followed = self._followed
         return (
-            f"{followed.walks} whole feeds as the site shows it, {followed.unfollowed} shops"
-            f" unfollowed and followed again · wrong: {followed.faults_count}"
+            f"{followed.walks} complete feeds checked,"
+            f" {followed.unfollowed} unfollow/refollow tests"
         )
 
     def _buys(self) -> str:
         bought = self._bought
         return (
-            f"{bought.pages} pages, {bought.ways} ways item → follow → feed, {bought.tracks} tracks"
-            f" played by {bought.ranges} ranges · wrong: {bought.faults_count}"
+            f"{bought.pages} pages, {bought.ways} visits item → follow → feed,"
+            f" {bought.tracks} tracks played by {bought.ranges} ranges"
         )
+
+    @staticmethod
+    def _wrong(noted: Faults) -> str:
+        return f"wrong: {noted.faults_count}"
 
     def _backlog(self) -> str:
         names = ("ready", "leased", "scheduled", "failed")
@@ -193,4 +207,4 @@ class Figures:
 
     def _answers(self) -> str:
         statuses = ", ".join(f"{status}: {n}" for status, n in sorted(self._seen.statuses.items()))
-        return f"{statuses or 'no visits yet'} · wrong: {self._seen.faults_count}"
+        return statuses or "no visits yet"

@@ -22,6 +22,10 @@ class DemoError(Exception):
     """A requirement of the demo is missing; the text names it and where to look."""
 
 
+class StoppedError(DemoError):
+    """The demo was stopped while it started."""
+
+
 @contextlib.contextmanager
 def folder_of_one(folder: Path) -> Iterator[int]:
     """Hold `folder` for this demo; gives the lock's file descriptor, to be handed to its programs.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from examples.bazaar.ledger import PAPER
+from examples.bazaar.ledger import PAPER, WRONG
 from examples.bazaar.records import BREAKS
 from examples.bazaar.storefront import Asked, Page, Shop, require_own_page
 from litestar import get, post
@@ -54,21 +54,21 @@ WAYS: Final = (
         "seller",
         "Hang a seller",
         "A seller's host accepts connections and is silent for 15 s.",
-        "Its photos wait in slower classes. Other sellers' photos pass by.",
+        "Its photos wait in slower classes. Other sellers' photos are not delayed.",
         "/fetch/hosts",
     ),
     Way(
         "valkey",
         "Empty Valkey",
         "FLUSHALL: every hot key is deleted.",
-        "Feeds and totals are read from PostgreSQL until they are filled again. Views that were"
-        " not yet flushed, at most some seconds, are the one thing that may be lost.",
+        "Feeds and totals are read from PostgreSQL until they are filled again. Views of the last"
+        " few seconds are the only thing that can be lost.",
         "/feed/index",
     ),
     Way(
         "postgres",
         "Stop PostgreSQL for 10 s",
-        "It ends as in a crash, and nobody may start it for 10 s.",
+        "PostgreSQL is killed and kept down for 10 s.",
         "Photos, tracks and cached totals are served. Jobs wait, and continue when it is back.",
         "",
     ),
@@ -76,11 +76,13 @@ WAYS: Final = (
         "media",
         "Kill the media node",
         "kill -9 of the process that streams photos and tracks.",
-        "Its supervisor starts it again; players ask for the range they lack.",
+        "Its supervisor starts it again; players request the missing part again.",
         "/media",
     ),
 )
 assert tuple(way.kind for way in WAYS) == BREAKS
+LASTING: Final = {"seller": "silent", "postgres": "stopped"}
+"""What the faults that last are called while they do."""
 
 
 @get("/break")
@@ -130,15 +132,18 @@ async def open_console(request: Asked, shop: Given) -> Page:
 async def _panel(request: Asked, shop: Shop, template: str) -> Page:
     paper = await asyncio.to_thread(shop.records.paper, PAPER)
     breaks = await asyncio.to_thread(shop.records.breaks, SHOWN)
+    wrong = await asyncio.to_thread(shop.records.paper, WRONG)
     at, kept = paper or (0.0, {"lines": []})
     return shop.page(
         request,
         template,
         ways=WAYS,
         titles={way.kind: way.title for way in WAYS},
+        faults=LASTING,
         breaks=breaks,
         is_open=any(one.is_open for one in breaks),
         lines=kept["lines"],
+        wrong=wrong[1]["texts"] if wrong else [],
         age_s=time.time() - at,
     )
 

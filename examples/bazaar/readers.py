@@ -34,6 +34,8 @@ class Viewed(Faults):
     """Views that were sent, answered or not."""
     accepted: int = 0
     """Views that were answered: none of these may be lost."""
+    refused: int = 0
+    """Views that were answered with an error, or not at all."""
     lists: int = 0
     unchanged: int = 0
     """Lists that were answered with 304."""
@@ -90,8 +92,10 @@ class Readers:
         try:
             total = (await client.request("POST", path)).json()["total"]
         except ServerLeftError:
+            self.viewed.refused += 1
             return  # counted or not: the next total shows which
         except ServerFailedError as error:
+            self.viewed.refused += 1
             self.viewed.fault(str(error))
             return
         self.viewed.accepted += 1

@@ -65,6 +65,13 @@ class Break:
         return self.recovered_at is None and not self.note.startswith("not done")
 
     @property
+    def fault_s(self) -> float:
+        """How long the fault itself lasted."""
+        return (
+            0.0 if self.ended_at is None or self.began_at is None else self.ended_at - self.began_at
+        )
+
+    @property
     def recovery_s(self) -> float | None:
         """How long recovery took, from the end of the fault."""
         if self.recovered_at is None or self.ended_at is None:

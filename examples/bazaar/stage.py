@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Final
 
 from examples.bazaar.client import Client, ServerFailedError
-from examples.bazaar.lock import DemoError
+from examples.bazaar.lock import DemoError, StoppedError
 from examples.bazaar.origins import PORT_TAKEN
 from examples.bazaar.shops import Shop
+
+from headrace.jobs.agent.capacity import cores
 
 READY_S: Final = 300.0
 """Longest start: a fresh data folder on a busy machine takes minutes."""
@@ -37,11 +39,13 @@ COMMAND_S: Final = 600.0
 UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
-STOPPED: Final = "it was stopped before everything was up"
-SLOTS_MAX: Final = 6
+SLOTS: Final = 8
+"""Slots on a machine of up to 8 cores."""
+FLOATS: Final = 4
+"""Slots for all queues; the others are enough for the minimums of the three timeout classes."""
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
-_TAKEN: Final = re.compile(r"(?i)is taken by another program|address already in use")
+_TAKEN: Final = re.compile(r"(?i)is in use by another program|address already in use")
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
 
@@ -145,7 +149,7 @@ class Stage:
     async def _wait_drawn(self, drawing: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
         while drawing.returncode is None:
             if stop.is_set():
-                raise DemoError(STOPPED)
+                raise StoppedError
             await asyncio.sleep(0.1)
         if drawing.returncode:
             log = _tail(self.folder / "pictures.log")
@@ -164,6 +168,9 @@ class Stage:
             up = await self._start(command, self.headrace_log.name)
             try:
                 await self._wait_ready(up, origins, stop)
+            except StoppedError:
+                await _end(up)
+                raise
             except DemoError:
                 await _end(up)
                 if not tries_left or not _TAKEN.search(self._log()):
@@ -190,7 +197,7 @@ class Stage:
             while b'"ready"' not in out.read_bytes() and origins.returncode is None:
                 if stop.is_set():
                     await _end(origins)
-                    raise DemoError(STOPPED)
+                    raise StoppedError
                 await asyncio.sleep(0.05)
             if origins.returncode is None:
                 return origins
@@ -223,7 +230,7 @@ class Stage:
             if await _answers(self.shop_url, "/assets/shop.css"):
                 return True
             if stop.is_set():
-                raise DemoError(STOPPED)
+                raise StoppedError
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.1)
@@ -297,7 +304,7 @@ class Stage:
         waiting = {hosts: "/", self.media_url: "/m/", self.api_url: "/readyz"}
         while waiting or UP_SAID not in self._log():
             if stop.is_set():
-                raise DemoError(STOPPED)
+                raise StoppedError
             for process, log in ((up, self.headrace_log), (origins, self.folder / "origins.out")):
                 if process.returncode is not None:
                     raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
@@ -316,13 +323,12 @@ class Stage:
         return self.headrace_log.read_text(encoding="utf-8", errors="replace")
 
     def _write_config(self) -> None:
-        cores = len(os.sched_getaffinity(0))
         self.config.write_text(
             f"[data]\nfolder = {json.dumps(str(self.data))}\n\n"
             f'[web]\nlisten = "{LOOPBACK}:{self.ports.api}"\n\n'
             f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\nworkers = 1\n\n'
             "# Few processes and connections, to stay below 1 GB of memory on any machine.\n"
-            f"[jobs]\nslots_per_core = {max(1, SLOTS_MAX // cores)}\n\n"
+            f"[jobs]\nslots_per_core = {-(-SLOTS // cores())}\nfloats = {FLOATS}\n\n"
             "[postgres]\nconnections_max = 3\nslot_connections_max = 2\n\n"
             "# The sellers' hosts are on this machine: forbidden without these two lines.\n"
             f'[fetch]\nallow_networks = "127.0.0.0/8"\n'
@@ -342,7 +348,9 @@ class Stage:
             asked = {"api": self._port, "media": self._port + 1, "shop": self._port + 2}
             taken = [at for name, at in asked.items() if name not in chosen and not _is_free(at)]
             if taken:
-                raise DemoError(f"port {taken[0]} is in use: choose another with --port")
+                raise DemoError(
+                    f"port {taken[0]} is in use: choose another with --port (with make: PORT=)"
+                )
             chosen |= asked
         for name, port in wanted.items():
             if name in chosen:

@@ -215,7 +215,7 @@ def hue_of(text: str) -> int:
 
 def ago(at: float) -> str:
     """How long ago a moment in Unix time was."""
-    age_s = max(0.0, time.time() - at)
-    if age_s < 90:
-        return f"{age_s:.0f} s ago"
-    return f"{age_s / 60:.0f} min ago" if age_s < 5400 else f"{age_s / 3600:.0f} h ago"
+    age_s = int(max(0.0, time.time() - at))
+    if age_s < 60:
+        return f"{age_s} s ago"
+    return f"{age_s // 60} min ago" if age_s < 3600 else f"{age_s // 3600} h ago"

@@ -31,9 +31,9 @@ class Step:
 STEPS: Final = (
     Step(
         1,
-        "Fifty sellers, not all of them well",
-        "Each seller has a host of its own. This one stops answering now and then; others are slow"
-        " or broken. See its photos arrive all the same, and that nobody else waits for it.",
+        "Fifty sellers, some with failing servers",
+        "Each seller has its own server. This one stops answering now and then; others are slow"
+        " or broken. Its photos still arrive, and no other seller waits for it.",
         path="/sellers/sleepy-moss",
         place="a hanging seller",
         screen="/fetch/customers/sleepy-moss",
@@ -42,8 +42,8 @@ STEPS: Final = (
     Step(
         2,
         "Every view is counted once",
-        "Open an item, load it again: its count moves by one, beside those of some hundred"
-        " simulated visitors. The console has its hours and days.",
+        "Open an item and load it again: its count rises by one, in addition to about a hundred"
+        " simulated visitors. The console shows its views by hour and day.",
         path="/items/velo-ada/velo-ada-0002",
         place="an item",
         screen="/views/entity?id=velo-ada%3Avelo-ada-0002",
@@ -52,8 +52,10 @@ STEPS: Final = (
     Step(
         3,
         "Jobs that fail and recover",
-        "Mails to followers go out within the rate of each provider. Some fail: find one, read its"
-        " error, press retry. Each new item runs the workflow check, index, variants, announce.",
+        "Mails to followers are sent within the rate limit of each provider. Some fail: open one"
+        " and read its error. A cron job retries failed mails each minute, so the list empties;"
+        " press retry to be faster. Each new item runs the workflow check, index, variants,"
+        " announce.",
         path="/feed",
         place="your feed",
         screen="/jobs/jobs?queue=bazaar.mail&state=failed",
@@ -73,7 +75,7 @@ STEPS: Final = (
         5,
         "Break it",
         "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger beside the buttons"
-        " shows what was lost, and the console what it noticed.",
+        " shows what was lost; the console shows which problems it detected.",
         path="/break",
         place="the panel",
         screen="",
