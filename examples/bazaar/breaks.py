@@ -117,7 +117,7 @@ class Breaker:
             raise NotDoneError(f"the jobs of process {killed[0]} were not done again in time")
         return (
             f"killed process {killed[0]} ({killed[1]}); the {len(cut_off)} mails and questions"
-            " under way were done by others"
+            " in progress were done by other workers"
         )
 
     async def _hang_seller(self, break_id: int) -> str:
@@ -141,7 +141,7 @@ class Breaker:
             await changing
         return (
             f"{shop.title} was silent for {HANG_S:.0f} s; {others} items of other sellers were"
-            " published or changed meanwhile, then its new photo came"
+            " published or changed meanwhile, then its new photo was stored"
         )
 
     async def _empty_valkey(self, break_id: int) -> str:
@@ -165,8 +165,9 @@ class Breaker:
         given_up = await self._ledger.give_up_views(unflushed_max)
         self._records.note_break(break_id, recovered_at=recovered_at)
         return (
-            f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL. {given_up}"
-            f" views were not yet flushed (of {unflushed_max} in {UNFLUSHED_S:.0f} s)"
+            f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
+            f" {given_up} of the last {UNFLUSHED_S:.0f} s' {unflushed_max} views were only in"
+            " Valkey and are lost, which is allowed"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:
@@ -198,8 +199,8 @@ class Breaker:
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S):
             raise NotDoneError("no job ran again in time")
         return (
-            f"PostgreSQL was down for {POSTGRES_DOWN_S:.0f} s; visitors read {photos} whole photos"
-            " meanwhile. Calls that need it were refused, not lost"
+            f"PostgreSQL was down for {POSTGRES_DOWN_S:.0f} s; visitors read {photos} photos"
+            " meanwhile. Calls that need it were refused with 503"
         )
 
     async def _kill_media(self, break_id: int) -> str:
@@ -227,7 +228,7 @@ class Breaker:
 
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S, every_s=0.05):
             raise NotDoneError("no photo was served again in time")
-        return f"killed process {killed}; a photo was read again, with its right SHA-256"
+        return f"killed process {killed}; a photo was read again, with the right SHA-256"
 
     def _kill_busy_slot(self) -> tuple[int, str] | None:
         """Kill a slot that works on an errand; returns its pid and title."""

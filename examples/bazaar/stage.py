@@ -39,8 +39,8 @@ COMMAND_S: Final = 600.0
 UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
-SLOTS: Final = 8
-"""Slots on a machine of up to 8 cores."""
+SLOTS: Final = 12
+"""Slots on a machine of up to 12 cores."""
 FLOATS: Final = 4
 """Slots for all queues; the others are enough for the minimums of the three timeout classes."""
 PORT_TRIES: Final = 5

@@ -9,11 +9,13 @@ import re
 import socket
 import sqlite3
 import time
+from dataclasses import asdict
 
 import pytest
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey
 from examples.bazaar.followers import post_of
+from examples.bazaar.ledger import PAPER, WRONG, line_of
 from examples.bazaar.origins import Host
 from examples.bazaar.panel import is_own_peer
 from examples.bazaar.pictures import Album, cover
@@ -81,6 +83,42 @@ async def test_every_step_of_the_tour_has_its_page_and_its_screen(site):
     assert "Take the tour" in (await site.get("/")).text
     foreign = await site.post("/tour", data={"step": 1}, headers={"origin": "http://elsewhere"})
     assert foreign.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("read", "waiting"),
+    [
+        ({"sent": 100, "done": 96, "failed": 2}, 2),
+        ({"sent": 100, "done": 104, "failed": 3}, 0),
+        ({"sent": 100, "done": 70, "failed": 5, "lost": 22, "allowed": 22}, 3),
+        ({"sent": 5, "done": 9, "failed": 9, "lost": 9}, 0),
+    ],
+)
+def test_the_columns_of_a_line_of_the_ledger_add_up(read, waiting):
+    line = line_of("views", **read)
+    assert line.sent == line.done + line.waiting + line.failed + line.lost
+    assert (line.waiting, line.is_right) == (waiting, line.lost == line.allowed)
+
+
+async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, stores):
+    line = line_of("views", sent=30, done=20, lost=10, allowed=8)
+    rows = [asdict(line) | {"waiting": line.waiting, "is_right": line.is_right}]
+    stores[1].put_paper(PAPER, {"lines": rows})
+    stores[1].put_paper(WRONG, {"texts": ["wrong answer: feed of follower2 is missing 1 post"]})
+    began_at = time.time() - 75
+    stores[1].note_break(
+        stores[1].ask_break("postgres"),
+        began_at=began_at,
+        ended_at=began_at + 10,
+        recovered_at=began_at + 10.7,
+        note="done",
+    )
+    for path in ("/break", "/break/ledger"):
+        text = (await site.get(path)).text
+        assert "1 wrong answer or error found" in text
+        assert "feed of follower2 is missing 1 post" in text
+        assert "lost 10 (8 allowed)" in text
+        assert "stopped for 10 s, working 0.7 s after" in text
 
 
 async def test_search_finds_adverts_by_the_beginnings_of_words(site):
