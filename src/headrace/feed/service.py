@@ -21,8 +21,7 @@ from headrace.kernel.signing import Key
 class Feed:
     """The topics of the feed: `posts`, `follows`, `pages`, `index` and `lookup`.
 
-    Creation opens no connection. The everyday verbs `post`, `delete`, `follow`, `unfollow` and
-    `page` are bound methods of a topic.
+    The most common calls are also here: `post`, `delete`, `follow`, `unfollow` and `page`.
     """
 
     def __init__(

@@ -48,11 +48,10 @@ _FROM_POSTGRES: Final = totals_read.labels(source="postgres")
 
 
 class Views:
-    """Counting and reading; creation opens no connection.
+    """Count views and read totals; `app.views`.
 
     `analytics` has series, viewers, top lists, `verify` and `lag`. `exports` has series of all
-    entities and changes. `corrections` has `reclassify` and `delete`. `hits` and `delete` are bound
-    methods of the objects that implement them.
+    entities and changes. `corrections` has `reclassify` and `delete`.
     """
 
     def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:

@@ -87,7 +87,7 @@ _log: Final = logger(__name__)
 
 
 class Jobs:
-    """The job queue of an app. Cheap to create; opens no connection by itself."""
+    """Enqueue, find, retry and cancel jobs; `app.jobs`."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, registry: Registry) -> None:
         self.registry = registry
