@@ -164,6 +164,14 @@ async def test_payloads_that_do_not_fit_fail_alone(registry, slot):
     assert slot.outcomes[2][2].startswith("the payload does not fit the task")
 
 
+async def test_the_error_of_a_payload_names_the_expected_fields(registry, slot):
+    @registry.task("q")
+    async def handle(to: str, text: str = ""): ...
+
+    assert await slot.wait_settled(slot.give([{"too": "ann"}])) == ["fail"]
+    assert slot.outcomes[1][2].endswith("; its handler takes: to, text (optional)")
+
+
 async def test_bisecting_a_batch_of_lanes_consumes_their_tokens(registry, slot):
     @registry.task("q", batch=10)
     async def handle(batch: Batch[int]):

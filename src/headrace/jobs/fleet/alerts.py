@@ -142,7 +142,8 @@ def _is_short(now: QueueObservation, _: QueueObservation | None, __: JobsConfig)
 def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
     if now.slots >= now.slots_min:
         return None
-    why = "their slots are short of CPU" if now.is_loaded else "they lack memory or cores"
+    lacking = "they lack memory or cores, or jobs.slots_per_core is too low"
+    why = "their slots are short of CPU" if now.is_loaded else lacking
     return (
         f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it"
         f" have no room ({why}): add hosts, or lower minimums"

@@ -467,8 +467,12 @@ def _undecodable(lease: LeaseRun, index: int, error: Exception) -> Outcome:
     # In this very version it will never fit; an upgrade, or a type's own code, may succeed later.
     is_same_version = work.versions[index] == lease.task.version
     is_final = is_same_version and isinstance(error, msgspec.DecodeError)
+    fields = lease.task.fields_text
+    expected = "" if fields is None else f"; its handler takes: {fields}"
     return Outcome(
-        "fail" if is_final else "retry", None, f"the payload does not fit the task: {text}"
+        "fail" if is_final else "retry",
+        None,
+        f"the payload does not fit the task: {text}{expected}",
     )
 
 

@@ -12,6 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -133,9 +134,30 @@ class Fields:
         )
 
     def fit(self, payload: dict[str, Any]) -> bool:
-        """Whether the field names fit. If not, `signature.bind` names the fault."""
+        """Whether the field names fit."""
         names = payload.keys()
         return names <= self.names and self.required <= names
+
+    @property
+    def text(self) -> str:
+        """The names in order, with optional ones marked."""
+        names = [name for name in self.signature.parameters if name in self.names]
+        return ", ".join(n if n in self.required else f"{n} (optional)" for n in names) or "none"
+
+    def misfit(self, payload: dict[str, Any]) -> str:
+        """Unknown and missing fields of a payload, and the fields that the handler takes."""
+        unknown = sorted(map(str, payload.keys() - self.names))
+        missing = [
+            name for name in self.signature.parameters if name in self.required - payload.keys()
+        ]
+        parts = []
+        for name in unknown:
+            near = get_close_matches(name, self.names, n=1)
+            parts.append(
+                f"unknown field {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+            )
+        parts += [f"missing field {name!r}" for name in missing]
+        return f"{', '.join(parts)}; its handler takes: {self.text}"
 
 
 def is_async(code: Callable[..., Any]) -> bool:

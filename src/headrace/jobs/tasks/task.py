@@ -320,7 +320,7 @@ class Task(Queue):
             if self._group_field is not None:
                 payload = {self._group_field: None} | payload
             if not fields.fit(payload):
-                self._refuse(fields, payload)
+                raise InvalidTask(f"task {self.queue!r}: {fields.misfit(payload)}")
         elif isinstance(payload, str | bytes | int | float | list | tuple):
             raise InvalidTask(self._positional_error((payload,)))
 
@@ -329,15 +329,12 @@ class Task(Queue):
         if self._group_field is None or fields is None or not isinstance(payload, dict):
             return
         if not fields.fit(payload):
-            self._refuse(fields, payload)
+            raise InvalidTask(f"task {self.queue!r}: {fields.misfit(payload)}")
 
-    def _refuse(self, fields: Fields, payload: dict[str, Any]) -> None:
-        try:
-            fields.signature.bind(**payload)
-        except TypeError as error:
-            raise InvalidTask(
-                f"task {self.queue!r}: its handler takes other fields: {error}"
-            ) from error
+    @property
+    def fields_text(self) -> str | None:
+        """The fields that the handler takes, for errors; None: it takes a payload of its own."""
+        return None if self._fields is None else self._fields.text
 
 
 def _group_field(handler: Callable[..., Any]) -> str | None:
