@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 
 import pytest
 
@@ -11,6 +12,7 @@ from headrace.__main__ import main
 from headrace.cli.app_context import CommandLine
 from headrace.cli.extras import LIBRARIES
 from headrace.cli.main import NAMES, ROOMS, build_group, take_global_options
+from headrace.web.model import AddressInUse
 
 
 @pytest.fixture
@@ -38,6 +40,11 @@ def test_global_options_may_appear_anywhere_before_a_lone_dash_dash():
     [
         (["no-such-noun"], 2, "'no-such-noun' is not a command"),
         (["jobs", "show"], 2, "Missing argument"),
+        (["-v"], 2, "for the version run `headrace --version`"),
+        (["init", "django"], 2, "headrace init FOLDER --for django"),
+        (["init", "fastpi"], 2, "headrace init FOLDER --for fastapi"),
+        (["up", "nofile:app"], 2, "run the command in the folder of nofile.py"),
+        (["queues", "ls"], 7, "`--data FOLDER` or `--config FILE`"),
         (["config", "show", "--data"], 2, "--data needs a value"),
         (["up", "nonsense"], 2, "use module:attribute"),
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
@@ -48,12 +55,28 @@ def test_global_options_may_appear_anywhere_before_a_lone_dash_dash():
         (["agent", "--name", "a b"], 2, "host 'a b' is not a valid id"),
         (["agent", "--name", ""], 2, "host '' is not a valid id"),
         (["migrate"], 7, "headrace up"),
-        (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
+        (["config", "show", "--config", "absent.toml"], 2, "no such file"),
     ],
 )
 def test_errors_have_exit_codes_and_advice(folder, capfd, arguments, exit_code, said):
     assert main(arguments) == exit_code
     assert said in capfd.readouterr().err
+
+
+def test_up_names_all_used_addresses_before_it_starts_anything(folder, capfd, monkeypatch):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as web,
+        socket.create_server(("127.0.0.1", 0)) as media,
+    ):
+        for name, used in (("WEB", web), ("MEDIA", media)):
+            monkeypatch.setenv(f"HEADRACE_{name}_LISTEN", f"127.0.0.1:{used.getsockname()[1]}")
+        assert main(["up"]) == AddressInUse.exit_code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    for said in ("HEADRACE_WEB_LISTEN", "HEADRACE_MEDIA_LISTEN", "port 0", "Nothing was started"):
+        assert said in err
+    assert list(folder.iterdir()) == []
 
 
 def test_with_json_an_error_is_one_document(folder, capfd):

@@ -95,7 +95,7 @@ def test_an_unknown_parameter_of_an_engine_is_named(text, expected):
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path):
-    with pytest.raises(InvalidConfig, match="expected a TOML file"):
+    with pytest.raises(InvalidConfig, match="no such file: correct --config"):
         load(file=tmp_path / "absent.toml")
 
 

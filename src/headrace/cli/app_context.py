@@ -138,7 +138,8 @@ def load_app(name: str) -> App:
             ) from error
         raise AppNotFound(
             f"application {name!r}: no module {missing!r} in {Path.cwd()} or in the installed"
-            " packages" + _hiding(module_name)
+            f" packages: correct the name, or run the command in the folder of {missing}.py"
+            + _hiding(module_name)
         ) from error
     app: Any = getattr(module, attribute, None)
     if app is None or not hasattr(app, "load_rooms"):

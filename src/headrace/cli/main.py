@@ -163,6 +163,10 @@ def wrong_usage(error: click.ClickException) -> WrongUsage:
     path = context.command_path if context is not None else "headrace"
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return WrongUsage(f"`{path}` needs the name of a command: see `{path} --help`")
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("-v", "-V"):
+        return WrongUsage(
+            f"no such option {error.option_name}: for the version run `headrace --version`"
+        )
     example = EXAMPLES.get(" ".join(path.split()[1:]))
     shown = f" (example: {path} {example})" if example else ""
     return WrongUsage(f"{error.format_message().rstrip('.')}: see `{path} --help`{shown}")

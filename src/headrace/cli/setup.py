@@ -12,6 +12,7 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -97,6 +98,7 @@ def init(line: CommandLine, folder: Path, *, kind: str) -> None:
 
     Existing files are never overwritten.
     """
+    require_folder(folder)
     texts = starter(kind)
     present = [folder / name for name in (CONFIG_NAME, *texts) if (folder / name).exists()]
     if present:
@@ -116,6 +118,22 @@ def init(line: CommandLine, folder: Path, *, kind: str) -> None:
     names = sorted(texts)
     answer = {"folder": str(folder.absolute()), "files": names, "next": steps}
     line.show(answer, f"created {', '.join(names)}; next steps:\n{lines}")
+
+
+class FrameworkAsFolder(InvalidInput):
+    """The folder has the name of a framework, or nearly."""
+
+    code = "cli.framework_as_folder"
+
+
+def require_folder(folder: Path) -> None:
+    """Raise FrameworkAsFolder if FOLDER seems to be meant as --for."""
+    near = get_close_matches(folder.name, NEXT_STEPS, n=1, cutoff=0.8)
+    if near and len(folder.parts) == 1 and not folder.exists():
+        raise FrameworkAsFolder(
+            f"{str(folder)!r} is read as the folder to create: for a starter with {near[0]}, use"
+            f" `headrace init FOLDER --for {near[0]}`; for a folder of this name, create it first"
+        )
 
 
 def starter(kind: str) -> dict[str, str]:

@@ -8,8 +8,10 @@ addresses, and leaves no process behind when it ends.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -35,6 +37,7 @@ from headrace.kernel import spans
 from headrace.kernel.errors import Conflict, ExtraMissing, InvalidInput
 from headrace.kernel.logs import LOG_FILE, configure_logs, logger
 from headrace.kernel.resilience import RoleDeaths
+from headrace.web.model import AddressInUse
 from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 READY_S: Final = 60.0
@@ -169,6 +172,7 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     embedded = embedded_of(app) if app.uses_embedded else None
     watch, deaths = StartWatch(), RoleDeaths(app.data_folder)
     keeper = ArchiveKeeper(app)
+    require_free_ports(app)
     await keeper.check_start()
 
     def note(event: Event) -> None:
@@ -200,6 +204,39 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     if watch.refused:
         raise RoleRefused(
             f"role {watch.refused} cannot start: fix the error printed above and try again"
+        )
+
+
+LISTENERS: Final = (
+    ("web", "listen"),
+    ("media", "listen"),
+    ("media", "listen_tls"),
+    ("data", "metrics_listen"),
+)
+"""Section and name of the settings of an address where a role listens."""
+
+
+def require_free_ports(app: App) -> None:
+    """Raise AddressInUse, with every address that another program uses, before anything starts."""
+    used = []
+    for section, name in LISTENERS:
+        listen = getattr(app.config.sections[section], name)
+        if listen is None or listen[1] == 0:
+            continue
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        try:
+            socket.create_server(listen, family=family).close()
+        except OSError as error:
+            # The role reports other errors.
+            if error.errno == errno.EADDRINUSE:
+                variable = f"HEADRACE_{section}_{name}".upper()
+                used.append(f"{listen[0]}:{listen[1]} of {section}.{name} ({variable})")
+    if used:
+        one = len(used) == 1
+        raise AddressInUse(
+            f"{' and '.join(used)} {'is' if one else 'are'} in use by another program: stop it, or"
+            f" set {'the setting' if one else 'these settings'} to another address; port 0 selects"
+            " a free port. Nothing was started"
         )
 
 

@@ -417,8 +417,12 @@ def _read_file(
         return {}
     try:
         parsed = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        why = "no such file: correct --config or HEADRACE_CONFIG; `headrace init` writes one"
+        problems.append(FieldProblem(str(file), "unreadable", why))
+        return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
+        why = str((error.strerror if isinstance(error, OSError) else None) or error)
         if isinstance(error, RecursionError):
             why = "its values are nested too deeply"
         problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {why}"))

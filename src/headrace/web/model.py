@@ -330,7 +330,7 @@ class Stopping(Unavailable):
 
 
 class AddressInUse(Conflict):
-    """Another program uses the address of `web.listen`."""
+    """Another program uses an address where a role listens, such as `web.listen`."""
 
     code = "web.address_in_use"
 

@@ -207,7 +207,9 @@ def running_endpoints(folder: Path) -> Endpoints:
 def _running_endpoints(path: Path) -> Endpoints:
     if not is_locked(path):
         raise NotRunning(
-            f"no engines run in data folder {path}: start them with `headrace up`", retry_after_s=5
+            f"no engines run in data folder {path}: start them with `headrace up`, or name the"
+            " folder in which they run by `--data FOLDER` or `--config FILE`",
+            retry_after_s=5,
         )
     run = path / "run"
     if not ((run / POSTGRES_SOCKET).exists() and (run / VALKEY_SOCKET).exists()):
