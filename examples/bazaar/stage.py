@@ -45,7 +45,7 @@ FLOATS: Final = 4
 """Slots for all queues; the others are enough for the minimums of the three timeout classes."""
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
-_TAKEN: Final = re.compile(r"(?i)is in use by another program|address already in use")
+_TAKEN: Final = re.compile(r"(?i)in use by (another|other) program|address already in use")
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
 

@@ -232,11 +232,11 @@ def require_free_ports(app: App) -> None:
                 variable = f"HEADRACE_{section}_{name}".upper()
                 used.append(f"{listen[0]}:{listen[1]} of {section}.{name} ({variable})")
     if used:
-        one = len(used) == 1
+        fault = "is in use by another program: stop it, or set another address"
+        if len(used) > 1:
+            fault = "are in use by other programs: stop them, or set other addresses"
         raise AddressInUse(
-            f"{' and '.join(used)} {'is' if one else 'are'} in use by another program: stop it, or"
-            f" set {'the setting' if one else 'these settings'} to another address; port 0 selects"
-            " a free port. Nothing was started"
+            f"{' and '.join(used)} {fault}; port 0 selects a free port. Nothing was started"
         )
 
 
