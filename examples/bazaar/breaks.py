@@ -166,8 +166,8 @@ class Breaker:
         self._records.note_break(break_id, recovered_at=recovered_at)
         return (
             f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
-            f" {given_up} of the last {UNFLUSHED_S:.0f} s' {unflushed_max} views were only in"
-            " Valkey and are lost, which is allowed"
+            f" Of the {unflushed_max} views before that, {given_up} were only in Valkey and are"
+            " lost, which is allowed"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:
