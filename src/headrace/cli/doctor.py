@@ -11,6 +11,7 @@ import asyncio
 import os
 import resource
 import shutil
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -51,6 +52,13 @@ from headrace.media.native import (
     native_tls_missing,
 )
 from headrace.views.durability_wait import durability_of
+from headrace.web.role_secrets import (
+    RoleSecret,
+    accepted_in,
+    differing,
+    fingerprints_of,
+    read_secrets,
+)
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
@@ -95,6 +103,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         ("postgres", lambda: check_postgres(app, engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
         ("backup", lambda: check_backup(app, engines)),
+        ("secret", lambda: check_secrets(app, engines)),
         ("token", lambda: check_token(app, engines)),
         ("webhooks", lambda: check_webhooks(app)),
         ("valkey", lambda: check_valkey(engines)),
@@ -120,7 +129,7 @@ def _media_checks(app: App) -> list[Check]:
 async def _run_checks(checks: list[Check]) -> list[Finding]:
     findings: list[Finding] = []
     for subject, check in checks:
-        if subject in ("token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
+        if subject in ("secret", "token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
             continue  # their tables are missing
         try:
             findings += await asyncio.wait_for(check(), CHECK_S)
@@ -213,6 +222,31 @@ def check_secret(app: App) -> list[Finding]:
     if path.stat().st_mode & 0o077:
         return [Finding("secret", "fail", f"{path} is readable by others", f"chmod 600 {path}")]
     return [Finding("secret", "ok", f"in {path}")]
+
+
+async def check_secrets(app: App, engines: Engines) -> list[Finding]:
+    """Check that the roles of all hosts and this command have the same root secret."""
+    found = await read_secrets(engines.postgres)
+    if os.environ.get("HEADRACE_SECRET") or (app.data_folder / "secret").exists():
+        accepted = app.config.sections["media"].accepted_secrets
+        fingerprint, others = fingerprints_of(app.secret, accepted)
+        found.append(
+            RoleSecret(
+                host=socket.gethostname(),
+                role="this command",
+                fingerprint=fingerprint,
+                accepted=accepted_in(others),
+            )
+        )
+    fix = (
+        "set the same HEADRACE_SECRET on every host and restart its roles: others refuse its URLs"
+        " and cursors"
+    )
+    odd = [Finding("secret", "fail", text, fix) for text in differing(found).values()]
+    hosts = {one.host for one in found}
+    if odd or len(hosts) < 2:
+        return odd
+    return [Finding("secret", "ok", f"the same on {len(hosts)} hosts")]
 
 
 def check_media_urls(app: App) -> list[Finding]:

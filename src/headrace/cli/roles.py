@@ -34,6 +34,7 @@ from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
 from headrace.kernel.resilience import Backoff, wait_event
 from headrace.web.recorder import Recorder
+from headrace.web.role_secrets import fingerprints_of
 
 if TYPE_CHECKING:
     from headrace.jobs import Jobs
@@ -64,6 +65,8 @@ def run_role(
     configure_logs(role, level=app.config.sections["data"].log_level)
     spans.start(role.partition(".")[0])
     metrics.note_start(app.version)
+    accepted = app.config.sections["media"].accepted_secrets
+    metrics.note_secret(*fingerprints_of(app.secret, accepted))
     watch_parent()
 
     async def main() -> None:

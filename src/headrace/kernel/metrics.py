@@ -87,6 +87,21 @@ def note_start(version: str) -> None:
     bound(_started, START_METRIC, version=version).set(time.time())
 
 
+SECRET_METRIC: Final = "process_secret_info"  # noqa: S105 - a name
+_secret: Final = gauge(
+    SECRET_METRIC,
+    "1, with the fingerprints of HEADRACE_SECRET and of the further secrets accepted.",
+    secret=(),
+    accepted=(),
+)
+
+
+def note_secret(fingerprint: str, accepted: str) -> None:
+    """Record the fingerprint of the root secret, and those also accepted, joined by commas."""
+    allow_values(SECRET_METRIC, secret=(fingerprint,), accepted=(accepted,))
+    bound(_secret, SECRET_METRIC, secret=fingerprint, accepted=accepted).set(1)
+
+
 def bound(metric: Any, name: str, **labels: str) -> Any:
     """The child of `metric` for `labels`; an undeclared value becomes `other`."""
     allowed = _ALLOWED[name]

@@ -34,7 +34,7 @@ from headrace.engines import Engines
 from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.metrics import START_METRIC
+from headrace.kernel.metrics import SECRET_METRIC, START_METRIC
 from headrace.web.history import (
     ALL,
     DOWN,
@@ -46,6 +46,13 @@ from headrace.web.history import (
     SQL,
     STARTS,
     Series,
+)
+from headrace.web.role_secrets import (
+    RoleSecret,
+    accepted_in,
+    differing,
+    note_secrets,
+    read_secrets,
 )
 
 READ_EVERY_S: Final = 10.0
@@ -97,24 +104,28 @@ class Snapshot:
     version: str = ""
     started_s: float = 0.0
     """Seconds since 1970; 0 if unknown."""
+    secret: tuple[str, str] | None = None
+    """The fingerprints of the secret and of accepted ones, as in the file."""
 
     @classmethod
     def parse(cls, text: str, modified_ns: int = 0) -> Snapshot:
         """The kept series in an exposition text."""
         sums: defaultdict[Key, float] = defaultdict(float)
         peaks: dict[Key, float] = {}
-        version, started_s = "", 0.0
+        version, started_s, secret = "", 0.0, None
         for name, given, number in _LINE.findall(text):
             value, labels = float(number), dict(_LABELS.findall(given))
             if name == START_METRIC:
                 version, started_s = labels.get("version", ""), value
+            if name == SECRET_METRIC:
+                secret = labels.get("secret", ""), labels.get("accepted", "")
             for series in _OF_SAMPLE.get(name, ()):
                 if series.kind == "peak":
                     peaks[series.name, ALL] = value
                 else:
                     label = "le" if series.kind == "time" else series.label
                     sums[series.name, labels.get(label, ALL)] += value
-        return cls(modified_ns, sums, peaks, version, started_s)
+        return cls(modified_ns, sums, peaks, version, started_s, secret)
 
     def growth_since(self, before: Snapshot | None) -> dict[Key, float]:
         """Growth by key; buckets hold the values above the bound before theirs.
@@ -148,7 +159,8 @@ _OF_SAMPLE: Final[Mapping[str, list[Series]]] = {
     for name in {_sample_of(one) for one in SERIES.values() if one.metric}
 }
 _LINE: Final = re.compile(
-    rf"^({'|'.join(sorted([*_OF_SAMPLE, START_METRIC]))})(?:\{{(.*)\}})? (\S+)$", re.MULTILINE
+    rf"^({'|'.join(sorted([*_OF_SAMPLE, START_METRIC, SECRET_METRIC]))})(?:\{{(.*)\}})? (\S+)$",
+    re.MULTILINE,
 )
 _LABELS: Final = re.compile(r'(\w+)="([^"]*)"')
 
@@ -178,6 +190,8 @@ class Recorder:
         self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
         self._offset_s: float | None = None
         """What PostgreSQL's clock is ahead of the monotonic one."""
+        self._noted: list[RoleSecret] = []
+        self._note_from_s = 0.0
 
     async def run(self, *, wait_s: float = 0.0) -> None:
         """Record until cancelled; try for the lock after `wait_s`."""
@@ -198,6 +212,7 @@ class Recorder:
         if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
             self._end_minute()
         await self._write()
+        await self._note_secrets()
 
     async def close(self) -> None:
         """Write what was read since the last minute, for up to CLOSE_S; release the lock."""
@@ -210,6 +225,29 @@ class Recorder:
                 await self._write()
         os.close(self._lock)
         self._lock = None
+
+    async def _note_secrets(self) -> None:
+        """Store the fingerprints of this host's secrets once a minute and when they change."""
+        found = [
+            RoleSecret(
+                host=self._host,
+                role=_role_of(name),
+                fingerprint=one.secret[0],
+                accepted=accepted_in(one.secret[1]),
+            )
+            for name, one in sorted((self._seen or {}).items(), key=lambda item: item[1].started_s)
+            if one.secret is not None
+        ]
+        # A role that was restarted may have left a file: its newest process counts.
+        found = list({one.role: one for one in found}.values())
+        now_s = self._clock.monotonic_s()
+        if found == self._noted and (not found or now_s < self._note_from_s):
+            return
+        postgres = self._engines().postgres
+        await note_secrets(postgres, self._host, found)
+        self._noted, self._note_from_s = found, now_s + MINUTE_S - READ_EVERY_S / 2
+        for text in differing(await read_secrets(postgres)).values():
+            _often.warning("secrets_differ", reason=text)
 
     def _holds_lock(self) -> bool:
         if self._lock is None:
@@ -260,7 +298,7 @@ class Recorder:
         elif before is None or before.modified_ns != snapshot.modified_ns:
             for key, value in snapshot.growth_since(before).items():
                 minute.sums[key] += value
-        role = name.rpartition("-")[0]
+        role = _role_of(name)
         is_worker = "." in role
         if is_new and snapshot.version and not is_worker:
             started = f"{role} {snapshot.version}"
@@ -356,6 +394,12 @@ def read_folder(folder: Path, seen: Mapping[str, Snapshot]) -> dict[str, Snapsho
             else:
                 found[path.stem] = Snapshot.parse(path.read_text(), modified_ns)
     return found
+
+
+def _role_of(name: str) -> str:
+    """The role in the name of a snapshot file, such as `api-17`."""
+    process = name.partition(".")[0]
+    return process.rpartition("-")[0] or process
 
 
 def _document(values: Mapping[Key, float]) -> str:

@@ -28,6 +28,7 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import Mark
+from headrace.web.role_secrets import RoleSecret, differing
 
 ALERTS_SHOWN: Final = 5
 CAUSES_SHOWN: Final = 8
@@ -142,6 +143,19 @@ def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) 
             href=PREFIX + failed[0][1],
             text=error,
             fix="The page retries automatically. Run `headrace doctor` to find the cause.",
+        )
+
+
+def secret_issues(secrets: PanelData[Sequence[RoleSecret]]) -> Iterator[Issue]:
+    """Hosts whose root secret differs from that of most hosts."""
+    for host, text in differing(secrets.value or ()).items():
+        yield Issue(
+            tone="bad",
+            subject=f"host {host}",
+            href=f"{PREFIX}/jobs/hosts",
+            text=text,
+            fix="Set the same HEADRACE_SECRET on every host and restart its roles. Other hosts"
+            " refuse its URLs and cursors.",
         )
 
 

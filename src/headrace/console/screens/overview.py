@@ -32,6 +32,7 @@ from headrace.jobs.model import QueueStatus
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import Mark
 from headrace.web.http import checks_of
+from headrace.web.role_secrets import RoleSecret, read_secrets
 
 MEASURING: Final = "measuring"
 OF_FLUSHER: Final = 'role="flusher"'
@@ -203,6 +204,7 @@ class Sources:
     load: PanelData[FleetLoad]
     failures: PanelData[Sequence[QueueFailures]]
     crons: PanelData[Sequence[Cron]]
+    secrets: PanelData[Sequence[RoleSecret]]
     lag: PanelData[Sequence[Any]]
     shards: PanelData[Sequence[Any]]
     backlog: PanelData[Any]
@@ -245,6 +247,7 @@ async def _read(context: ViewContext) -> Sources:
         "load": ("jobs:read", jobs.fleet.load),
         "failures": ("jobs:read", jobs.fleet.failures),
         "crons": ("jobs:read", jobs.crons.all),
+        "secrets": ("jobs:read", partial(read_secrets, context.house.engines.postgres)),
         "lag": ("views:read", views.analytics.lag),
         "shards": ("feed:read", feed.index.stats),
         "backlog": ("feed:read", feed.lookup.backlog),
@@ -294,6 +297,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "Load": ("/jobs", found.load),
             "Failed jobs": ("/jobs/jobs?state=failed", found.failures),
             "Crons": ("/jobs/crons", found.crons),
+            "Secrets": ("/jobs/hosts", found.secrets),
             "Fetch": ("/fetch", found.runs),
             "Views": ("/views/lag", found.lag),
             "Feed": ("/feed", found.shards),
@@ -302,6 +306,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "History": ("", found.marks),
         }
     )
+    yield from health.secret_issues(found.secrets)
     yield from health.failure_issues(found.failures)
     yield from health.fleet_issues(found.fleet)
     yield from health.lost_issues(found.load)
