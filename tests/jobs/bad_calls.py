@@ -239,6 +239,7 @@ CALLS = [
     ("minutes", {"queue": "a\0"}, QUEUE_UNKNOWN),
     ("drain", {"host": "nobody"}, "404 jobs.host_unknown"),
     ("undrain", {"host": "a\0"}, "404 jobs.host_unknown"),
+    ("forget", {"host": "nobody"}, "404 jobs.host_unknown"),
 ]
 JOBS = "/v1/queues/mail/jobs"
 ACK = "/v1/leases/$lease/ack"

@@ -86,6 +86,7 @@ VERBS = {
     "cancel_workflow": ("", "DELETE /v1/workflows/{workflow}", "workflows cancel {workflow}"),
     "fleet": ("fleet.state", "GET /v1/fleet", "fleet show"),
     "drain": ("fleet.drain", f"POST {HOST}/drain", "fleet drain {host}"),
+    "forget": ("fleet.forget", f"DELETE {HOST}", "fleet forget {host}"),
     "undrain": ("fleet.undrain", f"POST {HOST}/undrain", "fleet undrain {host}"),
 }
 """Each verb in Python, as a request and as a command; empty: a method of the surface."""
@@ -97,7 +98,17 @@ MORE = {
 READ_AFTER = {"set_queue": "queue", "set_lane": "lane", "set_limiter": "limiter"}
 READ_AFTER |= dict.fromkeys(("pause_lane", "resume_lane"), "lane")
 """Python verbs without an answer, and the verb that reads what they changed."""
-SILENT = {"cancel", "edit", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
+SILENT = {
+    "cancel",
+    "edit",
+    "retry",
+    "delete",
+    "reset_lane",
+    "remove_cron",
+    "drain",
+    "undrain",
+    "forget",
+}
 SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
 SILENT |= {"remove_queue", "remove_limiter"}
 """Verbs without an answer over HTTP, of which a command only prints that it is done."""

@@ -13,7 +13,8 @@ from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob, store
-from headrace.jobs.fleet.alerts import QUEUE_RULES
+from headrace.jobs.errors import HostRuns, HostUnknown
+from headrace.jobs.fleet.alerts import HOST_CLEAR_AFTER, HOST_RAISE_AFTER, HOST_RULE, QUEUE_RULES
 from headrace.jobs.fleet.rates import Rate, Reading
 from headrace.jobs.fleet.scheduler import Planner, Scheduler, observation
 from headrace.jobs.fleet.state import (
@@ -219,6 +220,44 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
         await planner.run_once()
     assert await jobs.fleet.alerts(is_open=True) == []
     assert len(await jobs.fleet.alerts()) == 1
+
+
+async def test_a_new_leader_reports_a_host_that_was_lost_before_it_led(postgres, jobs, sql):
+    host_id = await store.leases.add_host(postgres, "a", [], 30, kind="agent")
+    await store.fleet.report_host(postgres, host_id, capacity=1, load_per_core=0.1, slots=[])
+    await sql("UPDATE headrace.host SET expires_at = now() - interval '10 s'")
+    await jobs.sweep()
+    [host] = (await jobs.fleet.state()).hosts
+    assert (host.name, host.state, host.lost_at) == ("a", "lost", host.reported_at)
+    planner = Planner(postgres, jobs, "heir")
+    for _ in range(HOST_RAISE_AFTER):
+        await planner.run_once()
+    [alert] = await jobs.fleet.alerts(is_open=True)
+    assert (alert.rule, alert.subject) == (HOST_RULE, "a")
+    again = await store.leases.add_host(postgres, "a", [], 30, kind="agent")
+    await store.fleet.report_host(postgres, again, capacity=1, load_per_core=0.1, slots=[])
+    await jobs.sweep()
+    assert [row["id"] for row in await sql("SELECT id FROM headrace.host")] == [again]
+    for _ in range(HOST_CLEAR_AFTER):
+        await planner.run_once()
+    assert await jobs.fleet.alerts(is_open=True) == []
+
+
+async def test_a_lost_host_is_listed_until_it_is_forgotten(postgres, jobs, sql):
+    for name in ("a", "b"):
+        host_id = await store.leases.add_host(postgres, name, [], 30, kind="agent")
+        await store.fleet.report_host(postgres, host_id, capacity=1, load_per_core=0.1, slots=[])
+    with pytest.raises(HostRuns):
+        await jobs.fleet.forget("a")
+    await sql("UPDATE headrace.host SET expires_at = now() - interval '6 d 23 h'")
+    await jobs.sweep()
+    await jobs.fleet.forget("a")
+    with pytest.raises(HostUnknown):
+        await jobs.fleet.forget("a")
+    assert [host.name for host in (await jobs.fleet.state()).hosts] == ["b"]
+    await sql("UPDATE headrace.host SET expires_at = now() - interval '7 d 1 h'")
+    await jobs.sweep()
+    assert (await jobs.fleet.state()).hosts == []
 
 
 @pytest.mark.slow

@@ -296,7 +296,10 @@ class _Loader:
             )
             found += [
                 BoardMark(
-                    at=alert.raised_at, until_at=alert.cleared_at, kind="alert", text=alert.text
+                    at=alert.raised_at,
+                    until_at=alert.cleared_at,
+                    kind="alert",
+                    text=f"{alert.subject}: {alert.text}",
                 )
                 for alert in alerts
             ]

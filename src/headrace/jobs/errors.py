@@ -237,6 +237,15 @@ class HostUnknown(NotFound):
         super().__init__(f"host {host[:160]!r} is not known: see `headrace fleet show`")
 
 
+class HostRuns(Conflict):
+    """A host that runs cannot be forgotten."""
+
+    code = "jobs.host_runs"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"host {host[:160]!r} runs: stop its agent; only a lost host is forgotten")
+
+
 class PayloadNewer(Conflict):
     """The payload's version is newer than this code; the job is returned."""
 

@@ -338,10 +338,9 @@ def _host_row(host: FleetHost) -> HostRow:
         )
         for queue in queues
     ]
-    state = "silent" if host.is_silent else "draining" if host.is_draining else "alive"
     return HostRow(
         host=host,
-        state=state,
+        state=host.state,
         busy=busy.total(),
         groups=sorted(
             groups, key=lambda group: (group.queue is None, -group.slots, group.queue or "")

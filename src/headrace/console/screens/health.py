@@ -56,7 +56,7 @@ FIXES: Final[Mapping[str, str]] = {
     "at_max": "Raise the maximum of slots if the hosts have capacity, or speed up its handlers.",
     "fleet_short": "Add hosts, or lower the slots of other queues.",
     HOST_RULE: "Check that machine. No job is lost: 30 s after its last report, other hosts take"
-    " its jobs.",
+    " its jobs. If it will not return: `headrace fleet forget HOST`.",
 }
 
 

@@ -55,6 +55,14 @@ def undrain(terminal: Terminal, host: str) -> None:
     terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
 
 
+@fleet.command("forget", short_help="Forget a lost host.")
+@click.argument("host")
+def forget(terminal: Terminal, host: str) -> None:
+    """Forget HOST, which is lost and will not return; its alert ends."""
+    terminal.run(Jobs, lambda jobs: jobs.fleet.forget(host))
+    terminal.show({"host": host, "forgotten": True}, f"host {host} is forgotten")
+
+
 @fleet.command("decisions", short_help="List decisions of the plan.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
@@ -142,7 +150,7 @@ def _describe(state: FleetState) -> str:
     plan = state.plan
     led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
     when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
-    head = ("host", "state", "slots", "busy", "room", "load", "pressure", "ended", "planned")
+    head = ("host", "state", "slots", "busy", "room", "load", "pressure", "jobs ended", "planned")
     parts: list[str] = [
         f"plan {plan.version}, {led}, last planned {when}",
         table(head, map(_host_row, state.hosts)),
@@ -157,14 +165,14 @@ def _describe(state: FleetState) -> str:
 
 
 def _host_row(host: FleetHost) -> tuple[object, ...]:
-    state = "silent" if host.is_silent else "draining" if host.is_draining else "alive"
+    lost = f" {host.lost_at:%m-%d %H:%M:%S}" if host.lost_at is not None else ""
     busy = sum(slot.busy_s > 0 for slot in host.slots)
     bound = Counter(host.planned).most_common(5)
     planned = ", ".join(f"{queue} {count}" for queue, count in bound)
     more = len(host.planned) - len(bound)
     return (
         host.name,
-        state,
+        host.state + lost,
         len(host.slots),
         busy,
         host.capacity,

@@ -64,7 +64,7 @@ class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     queues: Mapping[str, QueueObservation]
     hosts: Mapping[str, bool]
-    """By name whether it is silent. Hosts that stopped properly are left out."""
+    """By name whether it is silent or lost. Hosts that stopped properly are left out."""
 
 
 class Change(NamedTuple):
@@ -162,8 +162,6 @@ QUEUE_RULES: Final[Mapping[str, Rule]] = {
 HOST_RULE: Final = "agent_missing"
 HOST_RAISE_AFTER: Final = 2
 HOST_CLEAR_AFTER: Final = 2
-HOST_FORGOTTEN_S: Final = 3600.0
-"""A host that stays silent for this long is forgotten."""
 RULES: Final = (*QUEUE_RULES, HOST_RULE)
 open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
 
@@ -177,8 +175,6 @@ class AlertEvaluator:
         """Open alerts, with the evaluations in a row without violation."""
         self._broken: dict[tuple[str, str], int] = {}
         """Rules without an alert, with the violations in a row."""
-        self._missing: dict[str, float] = {}
-        """Silent hosts, and since when."""
         self._past: deque[tuple[float, Mapping[str, QueueObservation]]] = deque()
 
     @property
@@ -198,29 +194,14 @@ class AlertEvaluator:
             for rule, one in QUEUE_RULES.items()
             if (text := one.broken(seen, before.get(queue), self._config)) is not None
         }
-        for host in self._missing_hosts(observation):
-            found[HOST_RULE, host] = (
-                "it stopped reporting: its jobs return to the queues, and it gets no slots"
-                " until it is back"
-            )
-        self._remember(observation)
-        return [*self._raised(found), *self._cleared(found)]
-
-    def _missing_hosts(self, observation: FleetObservation) -> set[str]:
-        """Hosts that became silent and have not returned. They outlive their deleted rows."""
         for host, is_silent in observation.hosts.items():
             if is_silent:
-                self._missing.setdefault(host, observation.at_s)
-            else:
-                self._missing.pop(host, None)
-        for rule, host in self._open:
-            if rule == HOST_RULE and host not in observation.hosts:
-                self._missing.setdefault(host, observation.at_s)
-        return {
-            host
-            for host, at_s in self._missing.items()
-            if observation.at_s - at_s < HOST_FORGOTTEN_S
-        }
+                found[HOST_RULE, host] = (
+                    "it stopped reporting: its jobs return to the queues, and it gets no slots"
+                    " until it is back"
+                )
+        self._remember(observation)
+        return [*self._raised(found), *self._cleared(found)]
 
     def _raised(self, found: Mapping[tuple[str, str], str]) -> Iterable[Change]:
         self._broken = {key: self._broken.get(key, 0) + 1 for key in found if key not in self._open}

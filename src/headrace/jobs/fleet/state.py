@@ -87,10 +87,19 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
     reported_at: datetime | None
     slots: list[HostSlot]
+    lost_at: datetime | None = None
+    """Last report of a host whose lease expired without a clean stop; other hosts have its jobs."""
     cpu_pressure: float = 0.0
     """Share of the last minute in which processes waited for a core; 0 while slots use few."""
     planned: dict[str, int] = msgspec.field(default_factory=dict)
     """Slots by queue that the plan gives it."""
+
+    @property
+    def state(self) -> str:
+        """`alive`, `draining`, `silent` for missed reports, or `lost` after its lease expired."""
+        if self.lost_at is not None:
+            return "lost"
+        return "silent" if self.is_silent else "draining" if self.is_draining else "alive"
 
 
 class PlanHead(msgspec.Struct, frozen=True, kw_only=True):

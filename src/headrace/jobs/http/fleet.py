@@ -86,6 +86,12 @@ async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None
     await jobs.fleet.undrain(host)
 
 
+@delete("/v1/fleet/hosts/{host:str}", opt=WRITE)
+async def forget_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
+    """Forget a lost host that will not return; its alert ends."""
+    await jobs.fleet.forget(host)
+
+
 def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:
     return {
         "from_at": moment_of("from", from_at, InvalidFilter),

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, PostgresBusy, from_row
 from headrace.jobs import store
-from headrace.jobs.errors import HostUnknown, InvalidFilter
+from headrace.jobs.errors import HostRuns, HostUnknown, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import (
     DECISIONS_SHOWN,
@@ -130,6 +130,18 @@ class Fleet:
         """Stop draining a host. Raises: HostUnknown."""
         await self._set_draining(host, is_draining=False)
 
+    async def forget(self, host: str) -> None:
+        """Forget a lost host that will not return; its alert ends. Raises: HostUnknown, HostRuns.
+
+        A lost host is otherwise listed until it is back, for up to seven days.
+        """
+        if is_storable(host):
+            if await self._postgres.run(SQL.forget_host, host=host):
+                return
+            if await self._postgres.value(SQL.knows_host, host=host):
+                raise HostRuns(host)
+        raise HostUnknown(host)
+
     async def _set_draining(self, host: str, *, is_draining: bool) -> None:
         if not is_storable(host) or not await self._postgres.run(
             SQL.set_draining, host=host, is_draining=is_draining
@@ -143,6 +155,8 @@ JOBS_PER_SWEEP: Final = 5_000
 LANES_PER_SWEEP: Final = 1_000
 LANE_IDLE_S: Final = 3_600.0
 TEND_EVERY_S: Final = 60.0
+LOST_KEPT_S: Final = 7 * 86_400.0
+"""A lost agent is listed for this long, unless it is back or forgotten."""
 GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
 """An open group is dropped after this, since its process must have died."""
 WORKFLOWS_PER_TENDING: Final = 1_000
@@ -170,7 +184,7 @@ class Sweeper:
         moved = await self._postgres.value(SQL.move_due, jobs_max=JOBS_PER_SWEEP)
         dropped = await self._drop_old("job_failed", "ended_at", self._config.failed_kept_s)
         keys = await self._postgres.run(SQL.drop_old_keys, keys_max=JOBS_PER_SWEEP)
-        hosts = await self._postgres.run(SQL.drop_hosts)
+        hosts = await self._postgres.run(SQL.drop_hosts, lost_kept_s=LOST_KEPT_S)
         limiter, lane = self._lane_after
         seen: Any = await self._postgres.one(
             SQL.remove_idle_lanes,

@@ -24,13 +24,26 @@ WHERE p.version > 0 GROUP BY p.version;
 UPDATE headrace.host SET is_draining = :is_draining
 WHERE name = :host AND kind <> 'taker' RETURNING pg_notify('headrace_fleet', '');
 
+-- name: forget_host
+-- Delete the rows of a lost host. No row: it is unknown, or it runs.
+DELETE FROM headrace.host h WHERE h.name = :host AND h.kind <> 'taker' AND NOT EXISTS (
+    SELECT FROM headrace.host n
+    WHERE n.name = :host AND n.kind <> 'taker' AND n.expires_at > now())
+RETURNING pg_notify('headrace_fleet', '');
+
+-- name: knows_host
+-- Whether a host of this name runs handlers or was lost.
+SELECT EXISTS (SELECT FROM headrace.host WHERE name = :host AND kind <> 'taker');
+
 -- name: fleet_hosts
--- The newest row of every host that runs handlers. is_silent: it missed its reports.
+-- The newest row of every host that runs handlers. is_silent: it missed its reports. lost_at: last
+-- report of a host whose lease has expired.
 SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core,
     h.cpu_pressure,
        h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
        h.expires_at <= now() OR coalesce(
-           h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent
+           h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent,
+       CASE WHEN h.expires_at <= now() THEN coalesce(h.reported_at, h.expires_at) END AS lost_at
 FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
 -- name: fleet_queues

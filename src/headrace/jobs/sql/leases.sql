@@ -56,12 +56,17 @@ WITH ended AS (
 DELETE FROM headrace.slot_allowance a USING ended WHERE a.host = ended.id;
 
 -- name: drop_hosts
--- Delete expired hosts without leases and without live allowances. Skip locked rows.
+-- Delete expired hosts without leases and without live allowances. Skip locked rows. The row of a
+-- lost agent stays for :lost_kept_s, unless a newer one has its name.
 DELETE FROM headrace.host WHERE id = ANY(ARRAY(
     SELECT h.id FROM headrace.host h WHERE h.expires_at <= now()
     AND NOT EXISTS (SELECT FROM headrace.job_lease l WHERE l.host = h.id)
     AND (h.expires_at <= now() - interval '5 s' OR NOT EXISTS (
         SELECT FROM headrace.slot_allowance a WHERE a.host = h.id AND a.slots > 0))
+    AND (h.kind <> 'agent' OR h.reported_at IS NULL
+        OR h.expires_at <= now() - :lost_kept_s::double precision * interval '1 s'
+        OR EXISTS (SELECT FROM headrace.host n
+            WHERE n.name = h.name AND n.kind = 'agent' AND n.id > h.id))
     FOR UPDATE SKIP LOCKED));
 
 -- name: claim_ready
