@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.cluster.peers import FAILURES_MAX, Health
+from headrace.media.cluster.membership import Member
+from headrace.media.cluster.peers import FAILURES_MAX, PROBES_MAX, Health
+from headrace.media.service.nodes import answers
 
 
 def test_a_refused_connection_takes_a_peer_out_at_once():
@@ -53,3 +58,41 @@ def test_it_is_what_happened_last_that_counts(steps):
             bad += 1
             is_usable = is_usable and step == "bad" and bad < FAILURES_MAX
         assert health.is_usable == is_usable
+
+
+class Node:
+    """A server that answers its health check from connection number `answers_from` on."""
+
+    def __init__(self, answers_from):
+        self.answers_from = answers_from
+        self.asked = 0
+        self._held = []
+
+    async def serve(self, reader, writer):
+        self.asked += 1
+        if self.asked < self.answers_from:
+            self._held.append(writer)
+            return
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+
+    def close(self):
+        for writer in self._held:
+            writer.close()
+
+
+@pytest.mark.parametrize("answers_from", [1, PROBES_MAX, PROBES_MAX + 100])
+async def test_a_busy_node_is_probed_again_and_a_hanging_one_is_out(answers_from):
+    node = Node(answers_from)
+    server = await asyncio.start_server(node.serve, "127.0.0.1", 0)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        is_alive = await answers(Member(name="a", address=f"127.0.0.1:{port}"))
+        assert is_alive is (answers_from <= PROBES_MAX)
+        if not is_alive:
+            assert PROBES_MAX <= node.asked <= 2 * PROBES_MAX, "bounded"
+    finally:
+        node.close()
+        server.close()
+    assert not await answers(Member(name="a", address=f"127.0.0.1:{port}")), "refused"

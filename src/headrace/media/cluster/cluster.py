@@ -283,8 +283,8 @@ class Cluster:
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.9, 1.1))
 
     async def _probe(self, peer: Peer) -> None:
-        """Probe a peer, and again if that fails, so that one lost packet has no effect."""
-        if await peer.probe() or await peer.probe():
+        """Probe a peer; it is out if it refuses the connection or misses several in a row."""
+        if await peer.is_alive():
             if peer.health.note_probe(is_answered=True):
                 log.info("peer_back", node=peer.name)
             return

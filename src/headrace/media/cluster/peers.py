@@ -10,8 +10,9 @@ Every wait is bounded: connecting, and the whole exchange. An exchange of over h
 **Health.** A peer that refuses or resets connections is out at once. One that is slow, full or
 answers wrongly is out after three failures in a row, so that one failure costs one retry and not
 the peer. Only a probe brings a peer back, never a request of a user. Probes request `/healthz`
-every two seconds, and at once when a request has waited half a second. So a hanging peer is
-detected in about a second. `Health` is pure.
+every two seconds, and at once when a request has waited half a second. A probe without an answer
+may be that of a busy host, so three in a row take a peer out: a hanging peer is detected within
+three seconds. `Health` is pure.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ from headrace.media.model import BLOCK_BYTES
 from headrace.media.sources import PartialBlock
 
 PROBE_EVERY_S: Final = 2.0
-PROBE_TIMEOUT_S: Final = 0.5
+PROBE_TIMEOUT_S: Final = 0.8
+PROBES_MAX: Final = 3
+"""Probes in a row without an answer that take a peer out."""
+LATE_S: Final = 0.3
+"""A probe that ends later than this after its timeout shows that this process was late."""
 FAILURES_MAX: Final = 3
 
 
@@ -266,8 +271,27 @@ class Peer:
             raise
         return await self._exchange(connection, request)
 
-    async def probe(self) -> bool:
-        """Whether the peer answers its health check, over a new connection."""
+    async def is_alive(self) -> bool:
+        """Whether the peer answers one of PROBES_MAX probes; a refused one is the last.
+
+        Probes whose timeout this process itself noticed late do not count, up to PROBES_MAX.
+        """
+        loop, missed = asyncio.get_running_loop(), 0
+        for _ in range(2 * PROBES_MAX):
+            began_s = loop.time()
+            found = await self.probe()
+            if found is not None:
+                return found
+            missed += loop.time() - began_s < self.probe_timeout_s + LATE_S
+            if missed == PROBES_MAX:
+                break
+        return False
+
+    async def probe(self) -> bool | None:
+        """Whether the peer answers its health check, over a new connection.
+
+        None: no answer within the timeout.
+        """
         connection: PeerConnection | None = None
         try:
             async with asyncio.timeout(self.probe_timeout_s):
@@ -276,8 +300,10 @@ class Peer:
                 status, _, _ = await connection.request(
                     head, is_head_request=False, on_end=_nothing
                 )
-        except (PeerLost, TimeoutError):
-            return False
+        except PeerLost as error:
+            return False if error.is_refused else None
+        except TimeoutError:
+            return None
         finally:
             if connection is not None:
                 connection.close()
