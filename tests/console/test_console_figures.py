@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from datetime import UTC, datetime, timedelta
@@ -15,17 +16,31 @@ from markupsafe import Markup
 from headrace.console.rendering import FILTERS
 from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
-from headrace.console.screens.health import backup_issues, death_issues
+from headrace.console.screens.health import (
+    backup_issues,
+    death_issues,
+    engine_issues,
+    unreadable_issues,
+)
 from headrace.console.screens.health_rooms import (
     feed_issues,
     media_issues,
     run_issues,
+    stale_issues,
     trouble_issues,
     views_issues,
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
-from headrace.console.views import NO_DATA, Chart, Line, PanelData, Rates, parse_series
+from headrace.console.views import (
+    NO_DATA,
+    Chart,
+    Line,
+    PanelData,
+    Rates,
+    attempt,
+    parse_series,
+)
 from headrace.engines.backup.service import BackupRow, BackupsState
 from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import RunState
@@ -256,6 +271,40 @@ def test_failing_nodes_disks_and_answers_of_media_are_issues():
         ("warn", "media: objects are missing"),
     ]
     assert found[4].text.startswith("100 requests of 1,003 in the last 10 min")
+
+
+async def test_a_slow_read_shows_the_last_answer_with_its_age():
+    rates, answer = Rates(None), asyncio.Event()
+
+    async def slow():
+        await answer.wait()
+        return "new"
+
+    async def fast():
+        return "old"
+
+    assert await rates.kept("nodes", 10.0, fast) == "old"
+    found = await attempt(rates.kept, "nodes", 0.0, slow)
+    assert (found.value, found.error) == ("old", None)
+    assert rates.age_s("nodes") > 0
+    answer.set()
+    assert await rates.kept("nodes", 0.0, slow) == "new", "the same read continued"
+    assert [one.tone for one in stale_issues(31.0)] == ["warn"]
+    assert not [*stale_issues(29.0)]
+
+
+def test_a_check_without_an_answer_in_time_is_no_outage():
+    engines = {
+        "postgres": PanelData(error="no answer within 3 s", is_slow=True),
+        "valkey": PanelData(error="refused"),
+        "blobs": PanelData(value=True),
+    }
+    assert [(one.tone, one.subject) for one in engine_issues(engines)] == [
+        ("warn", "postgres answers slowly"),
+        ("bad", "valkey is down"),
+    ]
+    [line] = unreadable_issues({"Jobs": ("/jobs", engines["postgres"])})
+    assert line.tone == "warn"
 
 
 def test_every_remedy_is_an_action_of_a_room():

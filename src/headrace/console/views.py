@@ -48,6 +48,7 @@ GONE_S_MAX: Final = 3_600.0
 RECENT_S: Final = 600.0
 """Time span of `Rates.grown`."""
 MARK_EVERY_S: Final = 60.0
+KEPT_WAIT_S: Final = 1.0
 WATCHED: Final = frozenset(
     {
         "media_cuts_total",
@@ -72,6 +73,7 @@ class Rates:
         self._marks: deque[tuple[float, Series, frozenset[str]]] = deque()
         """Readings of WATCHED with the roles that wrote them; the last one is the newest."""
         self._kept: dict[str, tuple[float, Any]] = {}
+        self._loading: dict[str, asyncio.Task[Any]] = {}
 
     async def read(self) -> None:
         """Take a reading in a thread, unless the last one is recent."""
@@ -83,11 +85,35 @@ class Rates:
             self.add(now_s, parse_series(text.decode()))
 
     async def kept(self, name: str, for_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
-        """What `call` returned, at most `for_s` ago; for reads that are too slow for each page."""
+        """What `call` returned, at most `for_s` ago; for reads that are too slow for each page.
+
+        One that takes longer than KEPT_WAIT_S continues without the page, which gets what was
+        returned before; `age_s` is its age.
+        """
         known = self._kept.get(name)
-        if known is None or time.monotonic() - known[0] > for_s:
-            known = self._kept[name] = time.monotonic(), await call()
-        return known[1]
+        if known is not None and time.monotonic() - known[0] < for_s:
+            return known[1]
+        task = self._loading.get(name)
+        if task is None:
+            task = self._loading[name] = asyncio.ensure_future(self._load(name, call))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if known is None:
+            return await asyncio.shield(task)
+        await asyncio.wait([task], timeout=KEPT_WAIT_S)
+        return task.result() if task.done() else known[1]
+
+    async def _load(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            found = await call()
+            self._kept[name] = time.monotonic(), found
+            return found
+        finally:
+            del self._loading[name]
+
+    def age_s(self, name: str) -> float:
+        """Seconds since the last answer of `kept` for `name`; 0 without one."""
+        known = self._kept.get(name)
+        return time.monotonic() - known[0] if known is not None else 0.0
 
     def add(self, at_s: float, series: Series) -> None:
         """Add a reading taken at `at_s` and drop readings that are too old."""
@@ -342,17 +368,19 @@ class Room:
 class PanelData(Generic[Value]):
     """Data of one panel, or the error that the panel shows instead.
 
-    `is_hidden`: the caller lacks the scope, so the error is no fault of the deployment.
+    `is_hidden`: the caller lacks the scope, so the error is no fault of the deployment. `is_slow`:
+    there was no answer in time, which a busy machine may cause.
     """
 
     value: Value | None = None
     error: str | None = None
     is_hidden: bool = False
+    is_slow: bool = False
 
     def map(self, change: Callable[[Value], Changed]) -> PanelData[Changed]:
         """The panel with its value changed by `change`, if it has one."""
         value = None if self.value is None else change(self.value)
-        return PanelData(value, self.error, self.is_hidden)
+        return PanelData(value, self.error, self.is_hidden, self.is_slow)
 
 
 NO_DATA: Final[PanelData[Any]] = PanelData()
@@ -377,7 +405,7 @@ async def attempt(
     try:
         return PanelData(value=await asyncio.wait_for(call(*args, **kwargs), PANEL_S))
     except TimeoutError:
-        return PanelData(error=f"no answer within {PANEL_S:.0f} s")
+        return PanelData(error=f"no answer within {PANEL_S:.0f} s", is_slow=True)
     except HeadraceError as error:
         return PanelData(error=error.public_text)
 

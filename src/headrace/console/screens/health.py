@@ -85,15 +85,16 @@ class Issue:
     remedies: Sequence[Remedy] = ()
 
 
-def engine_issues(engines: Mapping[str, str | None]) -> Iterator[Issue]:
-    """Engines that are down."""
-    for name, error in engines.items():
-        if error is not None:
+def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
+    """Engines that are down, or whose check got no answer in time."""
+    for name, found in engines.items():
+        if found.error is not None:
+            state = "answers slowly" if found.is_slow else "is down"
             yield Issue(
-                tone="warn" if name == "replica" else "bad",
-                subject="replica is not used" if name == "replica" else f"{name} is down",
+                tone="warn" if name == "replica" or found.is_slow else "bad",
+                subject="replica is not used" if name == "replica" else f"{name} {state}",
                 href="/readyz",
-                text=error,
+                text=found.error,
                 fix="Run `headrace doctor` for details. Roles reconnect automatically when it is"
                 " back.",
             )
@@ -136,9 +137,10 @@ def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) 
     for subject, (place, found) in sources.items():
         if found is not None and found.error is not None and not found.is_hidden:
             places.setdefault(found.error, []).append((subject, place))
+    slow = {found.error for _, found in sources.values() if found is not None and found.is_slow}
     for error, failed in places.items():
         yield Issue(
-            tone="bad",
+            tone="warn" if error in slow else "bad",
             subject=f"{', '.join(subject for subject, _ in failed)}: no data",
             href=PREFIX + failed[0][1],
             text=error,

@@ -13,6 +13,7 @@ from headrace.kernel.terminal import pluralize
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
+NODES_AGE_S: Final = 30.0
 MISSING_SHARE: Final = 0.001
 MISSING_MIN: Final = 10
 """From this share and number of 404 answers on, objects of media are reported as missing."""
@@ -256,6 +257,18 @@ def media_issues(
             text=f"{pluralize(missing, 'request')} of {round(every):,} {recent} named an object"
             " that is not stored",
             fix="Trace one of them under Traces, or compare the object store with its backup.",
+        )
+
+
+def stale_issues(age_s: float) -> Iterator[Issue]:
+    """The list of media nodes, if its newest answer is old."""
+    if age_s > NODES_AGE_S:
+        yield Issue(
+            tone="warn",
+            subject="media nodes",
+            href=f"{PREFIX}/media/cluster",
+            text=f"their state is {format_duration(age_s)} old: newer probes have not ended",
+            fix="The probes continue. This host or the object store may be busy.",
         )
 
 

@@ -49,7 +49,7 @@ async def view_cluster(context: ViewContext) -> dict[str, Any]:
     """Nodes with their shares, and the load of each if some are lost."""
     media = context.media
     lost = context.query.text("lost", most=NAMES_MAX).strip()
-    nodes = await attempt(media.nodes.list)
+    nodes = await attempt(context.rates.kept, "nodes", 0.0, media.nodes.list)
     names = [name for name in lost.replace(",", " ").split() if name]
     plan = await attempt(media.partitions.plan, lost=names) if names else None
     return {"nodes": nodes, "lost": lost, "plan": plan}

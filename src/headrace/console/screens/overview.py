@@ -198,7 +198,7 @@ MARKS_EVERY_S: Final = 10.0
 class Sources:
     """Everything that the overview reads; None: the room is not installed."""
 
-    engines: Mapping[str, str | None]
+    engines: Mapping[str, PanelData[Any]]
     queues: PanelData[Sequence[QueueStatus]]
     fleet: PanelData[FleetState]
     load: PanelData[FleetLoad]
@@ -327,6 +327,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     yield from health_rooms.views_issues(found.lag)
     yield from health_rooms.feed_issues(found.backlog, found.shards)
     yield from health_rooms.media_issues(rates, found.disks, found.nodes, OF_NODE)
+    yield from health_rooms.stale_issues(rates.age_s("nodes"))
 
 
 def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
@@ -339,15 +340,16 @@ def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
     return "no problems detected", "good"
 
 
-async def _engines(context: ViewContext) -> dict[str, str | None]:
-    """Error of each engine; None if it is up."""
+async def _engines(context: ViewContext) -> dict[str, PanelData[Any]]:
+    """The check of each engine, with an error unless it is up."""
     checks = checks_of(context.house)
     found = await asyncio.gather(*(attempt(check) for check in checks.values()))
-    errors = {name: one.error for name, one in zip(checks, found, strict=True)}
+    states = dict(zip(checks, found, strict=True))
     replica = context.house.engines.postgres.replica
     if replica and not (state := await replica.state()).is_used:
-        errors["replica"] = f"the replica {state.problem}; reads use the primary"
-    return errors
+        text = f"the replica {state.problem}; reads use the primary"
+        states["replica"] = PanelData(error=text)
+    return states
 
 
 async def _seen(
