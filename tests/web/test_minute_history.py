@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,6 +217,35 @@ async def test_minutes_wait_while_postgres_is_down_and_the_outage_is_marked(
     [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
     assert outage.text == "valkey did not answer for 60 s"
     assert (outage.until_at - outage.at).total_seconds() == 60
+
+
+async def test_an_outage_of_postgres_has_its_time_to_within_a_reading(
+    tmp_path, postgres, reader, monkeypatch
+):
+    host = Host(tmp_path, postgres)
+    await host.recorder.step()
+    await host.pass_s(50)
+
+    async def down():
+        raise PostgresDown("down")
+
+    def connect_in_vain():
+        host.clock.advance(15)  # the timeout of a connection
+        raise PostgresDown("down")
+
+    monkeypatch.setattr(host.postgres, "open", down)
+    monkeypatch.setattr(host, "transaction", connect_in_vain)
+    began_at = host.clock.now()
+    for _ in range(4):
+        host.clock.advance(10)
+        with suppress(PostgresDown):
+            await host.recorder.step()
+    monkeypatch.undo()
+    await host.pass_s(60)
+    [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
+    assert outage.text == "postgres did not answer for 40 s"
+    assert abs((outage.at - began_at).total_seconds()) <= 1
+    assert abs((outage.until_at - outage.at).total_seconds() - 40) <= 1
 
 
 async def test_starts_and_versions_are_marked(tmp_path, postgres, reader):

@@ -451,7 +451,11 @@ def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
 
 
 def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
-    """A mark for each row of steps in which a host found an engine down."""
+    """A mark for each row of steps in which a host found an engine down.
+
+    An outage of several steps lasts until the end of its first step and from the begin of its last
+    one, so the seconds in them give the times to within the 10 s of a reading.
+    """
     engines = {engine for keys in parts.values() for engine in keys}
     for engine in sorted(engines):
         hosts = [keys[engine] for keys in parts.values() if engine in keys]
@@ -462,9 +466,13 @@ def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
                 begins = index
             elif not seconds and begins is not None:
                 lasted_s = sum(down_s[begins:index])
+                at, until_at = span.start_of(begins), span.start_of(index)
+                if index - begins > 1:
+                    at = span.start_of(begins + 1) - timedelta(seconds=down_s[begins])
+                    until_at = span.start_of(index - 1) + timedelta(seconds=down_s[index - 1])
                 yield Mark(
-                    at=span.start_of(begins),
-                    until_at=span.start_of(index),
+                    at=at,
+                    until_at=until_at,
                     kind="outage",
                     text=f"{engine} did not answer for {lasted_s:.0f} s",
                 )

@@ -190,6 +190,7 @@ class Recorder:
         self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
         self._offset_s: float | None = None
         """What PostgreSQL's clock is ahead of the monotonic one."""
+        self._is_postgres_down = False
         self._noted: list[RoleSecret] = []
         self._note_from_s = 0.0
 
@@ -211,6 +212,10 @@ class Recorder:
         minute = self._minute
         if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
             self._end_minute()
+        if self._is_postgres_down:
+            # Each attempt would wait for seconds, and the outage would look shorter than it is.
+            _often.warning("history_not_recorded", error="PostgreSQL does not respond")
+            return
         await self._write()
         await self._note_secrets()
 
@@ -284,6 +289,7 @@ class Recorder:
         minute.ended_s = at_s
         for name in found:
             self._add(name, found, minute)
+        self._is_postgres_down = "postgres" in down
         for engine in down:
             minute.sums[DOWN, engine] += at_s - (at_s if before_s is None else before_s)
         self._seen = found
@@ -298,7 +304,7 @@ class Recorder:
         elif before is None or before.modified_ns != snapshot.modified_ns:
             for key, value in snapshot.growth_since(before).items():
                 minute.sums[key] += value
-        role = _role_of(name)
+        role = name.rpartition("-")[0]
         is_worker = "." in role
         if is_new and snapshot.version and not is_worker:
             started = f"{role} {snapshot.version}"
