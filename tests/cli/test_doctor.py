@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -15,11 +17,14 @@ from headrace.cli.doctor import (
     check_roles,
     check_token,
     check_up,
+    failed,
 )
 from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
 from headrace.engines.backup.archive import Archive, BackupConfig
 from headrace.engines.backup.archiver import new_holder
 from headrace.engines.backup.standby import Source
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import Query
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
@@ -71,6 +76,48 @@ async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_pa
     finding = await check()
     assert finding.state == "warn"
     assert "unknown to this database" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "fix"),
+    [
+        ("postgresql://h@127.0.0.1:1/h", "ConnectionRefusedError", "start it"),
+        ("postgresql://h@no-such-host.invalid/h", "Error: .*(name|Name|resol)", "start it"),
+        ("", "no_such_database.*pg_hba.conf", ""),
+    ],
+)
+async def test_what_keeps_postgres_from_answering_is_named(running_engines, url, text, fix):
+    url = url or running_engines.database_url("no_such_database")
+    postgres = Postgres(url, PostgresConfig())
+    try:
+        with pytest.raises(PostgresDown) as caught:
+            await postgres.value(Query("test", "", "SELECT 1", ()))
+    finally:
+        await postgres.close()
+    finding = failed("postgres", caught.value)
+    assert re.search(text, finding.text)
+    assert "headrace doctor" not in finding.text
+    assert finding.fix.startswith(fix)
+
+
+async def test_a_server_that_starts_is_not_down():
+    async def refuse(reader, writer):
+        await reader.read(1)
+        fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    postgres = Postgres(f"postgresql://h@127.0.0.1:{port}/h?sslmode=disable", PostgresConfig())
+    try:
+        with pytest.raises(PostgresDown, match="is starting, stopping or recovering") as caught:
+            await postgres.value(Query("test", "", "SELECT 1", ()))
+        assert caught.value.is_starting
+    finally:
+        await postgres.close()
+        server.close()
 
 
 async def test_a_file_without_token_fails(check, tmp_path):

@@ -10,9 +10,15 @@ import pytest
 from tests.media.raw_clients import SECRET, serving
 
 from headrace import Headrace
-from headrace.cli.doctor import check_media_disks, check_up, serves_media_alone
+from headrace.cli.doctor import (
+    check_data_plane,
+    check_media_disks,
+    check_up,
+    serves_media_alone,
+)
 from headrace.media.cluster.membership import Member, MembershipStore
 from headrace.media.errors import NodeNotHere
+from headrace.media.native import build
 
 
 @asynccontextmanager
@@ -83,6 +89,15 @@ async def test_each_url_of_the_upstream_cluster_is_asked(tmp_path, monkeypatch, 
         async with machine(tmp_path / "c", node="n1", **other) as app:
             [(state, text)] = (await found(app))["media upstream"]
             assert (state, text) == ("fail", f"{url} refuses the signature (403)")
+
+
+async def test_the_data_plane_is_not_compiled_by_a_check(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    [finding] = await check_data_plane(Headrace(flags={"data.folder": str(tmp_path)}))
+    assert finding.state == "ok"
+    assert "not compiled for this user yet" in finding.text
+    assert not (tmp_path / "cache").exists()
 
 
 async def test_disks_of_a_stopped_node_fail(tmp_path):

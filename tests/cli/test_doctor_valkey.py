@@ -8,8 +8,9 @@ import pytest
 from tests.kit.stock_valkey import SERVERS, StockValkey, program_of
 
 from headrace.cli import doctor_engines
+from headrace.cli.doctor import failed
 from headrace.cli.doctor_engines import check_valkey
-from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown
 
 GOOD = {
     "appendonly": "yes",
@@ -40,6 +41,15 @@ async def make(request, servers_folder):
     for server, valkey in opened:
         await valkey.close()
         server.end()
+
+
+async def test_a_missing_password_is_named(make):
+    _, look = await make(requirepass="secret")
+    with pytest.raises(ValkeyDown) as caught:
+        await look()
+    finding = failed("valkey", caught.value)
+    assert "refuses the password" in finding.text
+    assert "headrace doctor" not in finding.text + finding.fix
 
 
 async def test_a_stock_configuration_fails(make):

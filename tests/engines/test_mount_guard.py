@@ -16,6 +16,7 @@ from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, S
 from headrace.engines.mount_guard import (
     MARK_FILE,
     PostgresRecord,
+    StoreEmpty,
     StoreRecord,
     make_mark,
     read_mark,
@@ -179,7 +180,7 @@ async def test_an_unmounted_disk_raises_and_nothing_is_created(place, is_running
     [finding] = await check_blobs(place.open())
     assert (finding.state, finding.subject) == ("fail", "blobs")
     assert str(place.folder) in finding.text
-    assert "mount" in finding.fix
+    assert finding.fix.startswith("mount its disk")
     assert "headrace blobs adopt" in finding.fix
     place.mount()
     assert await blobs.get("t/old.bin") == b"x", "the same process continues"
@@ -244,6 +245,32 @@ async def test_a_folder_without_mark_or_record_gets_both(place):
         assert await place.open().get("t/old.bin")
         assert read_mark(place.folder) == read_record(place.record_file())
         place.record_file().unlink()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_an_unmounted_disk_is_not_adopted_by_mistake(place, postgres, is_shared):
+    shared = PostgresRecord(lambda: postgres) if is_shared else None
+    await place.open("a", shared=shared).put("t/old.bin", b"x")
+    mark = read_mark(place.folder)
+    place.unmount()
+    name = "b" if is_shared else "a"
+    with pytest.raises(StoreEmpty, match=f"expected store {mark}.*Mount it; .*--empty"):
+        await place.open(name, shared=shared).adopt()
+    assert list(place.folder.iterdir()) == []
+    place.mount()
+    assert await place.open(name, shared=shared).get("t/old.bin") == b"x"
+    place.unmount()
+    assert await place.open(name, shared=shared).adopt(is_empty=True) != mark
+
+
+async def test_before_the_first_migrate_that_command_is_the_fix(place, running_engines):
+    async with running_engines.database(template="template0") as url:
+        bare = Postgres(url, PostgresConfig())
+        blobs = place.open("b", shared=PostgresRecord(lambda: bare))
+        with pytest.raises(StoreMismatch, match="run `headrace migrate` once") as caught:
+            await blobs.put("t/old.bin", b"x")
+        assert "adopt" not in caught.value.text
+        await bare.close()
 
 
 async def test_a_restored_folder_without_its_mark_is_adopted_by_command(place):
@@ -328,7 +355,7 @@ async def test_hosts_share_the_record_in_postgres(place, tmp_path, postgres):
     with pytest.raises(StoreMismatch, match="it has no marker, expected store"):
         await other.open(shared=shared).get("t/own.bin")
     place.folder.rename(place.away)
-    adopted = await place.open("a", shared=shared).adopt()
+    adopted = await place.open("a", shared=shared).adopt(is_empty=True)
     with pytest.raises(BlobsDown):
         await blobs.put("t/new.bin", b"x")
     await blobs.put("t/new.bin", b"y")
@@ -371,7 +398,8 @@ def test_commands_create_no_second_store(tmp_path, capsys, monkeypatch):
     code, shown = run("media", "ls")
     assert (code, "t/track.bin" in shown) == (0, True)
     folder.rename(tmp_path / "away")
-    assert run("blobs", "adopt")[0] == 0
+    assert run("blobs", "adopt")[0] == 5
+    assert run("blobs", "adopt", "--empty")[0] == 0
     assert run("media", "ls") == (0, "no objects\n")
     monkeypatch.setenv("HEADRACE_BLOBS_URL", "s3://photos")
     code, shown = run("blobs", "adopt")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import shutil
 import socket
@@ -45,10 +46,11 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.terminal import pluralize
 from headrace.media.errors import NodeNotHere
+from headrace.media.model import SIZE_SETTING
 from headrace.media.native import (
     NativePlaneMissing,
+    built_library,
     kernel_tls_missing,
-    library_path,
     native_tls_missing,
 )
 from headrace.views.durability_wait import durability_of
@@ -61,6 +63,7 @@ from headrace.web.role_secrets import (
 )
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
+TO_DOCTOR: Final = re.compile(r": check it with `headrace doctor`(, then try again)?")
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
@@ -136,7 +139,7 @@ async def _run_checks(checks: list[Check]) -> list[Finding]:
         except TimeoutError:
             findings.append(Finding(subject, "fail", f"no answer within {CHECK_S:.0f} s"))
         except HeadraceError as error:
-            findings.append(Finding(subject, "fail", error.text, "start it, or correct its URL"))
+            findings.append(failed(subject, error))
         except OSError as error:
             findings.append(refused(subject, error))
     return findings
@@ -184,6 +187,14 @@ def check_machine(app: App) -> list[Finding]:
         except OSError as error:
             findings.append(refused(subject, error))
     return findings
+
+
+def failed(subject: str, error: HeadraceError) -> Finding:
+    """The finding for an error, whose text names the fix unless that is this command."""
+    text = TO_DOCTOR.sub("", error.text)
+    return Finding(
+        subject, "fail", text, "start it, or correct its URL" if text != error.text else ""
+    )
 
 
 def refused(subject: str, error: OSError) -> Finding:
@@ -360,7 +371,7 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     try:
         await blobs.verify_store()
     except StoreMismatch as error:
-        fix = "mount or restore its disk; `headrace blobs adopt` accepts the folder as it is now"
+        fix = error.advice
         return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", fix)]
     fault = await store_fault(blobs)
     if not fault:
@@ -392,10 +403,14 @@ async def check_data_plane(app: App) -> list[Finding]:
     if config.data_plane == "python":
         return [Finding("media data plane", "ok", "python, as configured")]
     try:
-        path = await asyncio.to_thread(library_path)
+        path = await asyncio.to_thread(built_library)
     except NativePlaneMissing as error:
         fix = "install gcc, or run `pip install ziglang`; media is served by Python meanwhile"
         return [Finding("media data plane", "warn", error.text, fix)]
+    if path is None:
+        # Compiling takes longer than a check, and a unit may have another cache folder.
+        text = "native: not compiled for this user yet; `headrace media serve` does at its start"
+        return [Finding("media data plane", "ok", text)]
     text = f"native: {path}"
     if config.listen_tls is None:
         return [Finding("media data plane", "ok", text)]
@@ -422,7 +437,10 @@ async def check_media_disks(app: App) -> list[Finding]:
             "media disks",
             "warn",
             f"{disk.path} is out: {disk.fault}",
-            "replace it and run `headrace media disks add`, or run `headrace media disks retire`",
+            "restart the node with that size"
+            if SIZE_SETTING in disk.fault
+            else "replace it and run `headrace media disks add`, or run `headrace media disks"
+            " retire`",
         )
         for disk in disks
         if disk.state == "out" and disk.fault != "retired"

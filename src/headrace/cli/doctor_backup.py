@@ -23,7 +23,7 @@ from headrace.engines.backup.state import ArchiveState, log_behind, newest_log, 
 from headrace.engines.embedded import FolderUnusable
 from headrace.engines.embedded.data_folder import is_locked, require_recovered
 from headrace.engines.embedded.settings import endpoints_of
-from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.terminal import pluralize
@@ -221,7 +221,14 @@ async def _standby_state(archive: Archive, held: Holder, folder: Path) -> Findin
     if log is None:
         return Finding("standby", "fail", f"{text}, whose newest archived log is damaged")
     age_s = (datetime.now(UTC) - log[1]).total_seconds()
-    behind_bytes = max(0, log[0] - await _replayed(folder))
+    try:
+        replayed_bytes = await _replayed(folder)
+    except PostgresDown as error:
+        if not error.is_starting:
+            raise
+        text = f"{text}, and is starting: it replays the log up to a consistent state"
+        return Finding("standby", "warn", text, "run this again in a minute")
+    behind_bytes = max(0, log[0] - replayed_bytes)
     text = f"{text}: {mib(behind_bytes)} to replay, newest archived log {age_s:.0f} s old"
     if behind_bytes > STANDBY_BEHIND_BYTES_MAX:
         return Finding("standby", "warn", text, "see its log lines `log_not_fetched`")

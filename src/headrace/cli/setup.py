@@ -264,17 +264,19 @@ def blobs() -> None:
 
 
 @blobs.command("adopt", short_help="Accept the object store folder as it is now.")
+@click.option("--empty", "is_empty", is_flag=True, help="Also a folder without any object.")
 @click.pass_obj
-def adopt_blobs(line: CommandLine) -> None:
-    """Accept the object store folder as it is now, even if it is new, empty or from a backup.
+def adopt_blobs(line: CommandLine, *, is_empty: bool) -> None:
+    """Accept the object store folder as it is now, such as one from a backup, on every host.
 
     After its first use, Headrace treats a missing or different folder as an unmounted disk and
-    refuses it. This command creates the folder and its marker if they are missing. Objects are not
-    changed.
+    refuses it. This command creates the marker of the folder if it is missing. With --empty it
+    also accepts an empty folder, and creates a missing one: all objects are given up. Objects are
+    not changed.
     """
 
     async def work(app: App) -> tuple[str, str]:
-        mark = await app.blobs.adopt()
+        mark = await app.blobs.adopt(is_empty=is_empty)
         if mark is None:
             raise NoFolder("blobs.url is not a folder, and only folders can be adopted")
         return str(app.blobs.folder), mark

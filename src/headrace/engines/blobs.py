@@ -28,7 +28,7 @@ from obstore.store import LocalStore, from_url
 from headrace.engines import stored_files
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
-from headrace.engines.mount_guard import MountGuard, StoreRecord
+from headrace.engines.mount_guard import NO_TABLES, MountGuard, StoreRecord
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
@@ -72,12 +72,19 @@ class StoreMismatch(BlobsDown):
     public = "the object store is missing: check its disk with `headrace doctor`, then try again"
 
     def __init__(self, folder: Path, fault: str) -> None:
+        self.fault = fault
+        self.advice = MIGRATE if fault.endswith(NO_TABLES) else MOUNT
         super().__init__(
-            f"the object store in folder {folder} is not the one in use ({fault}): mount its disk"
-            " or restore the folder; to accept the folder as it is, run `headrace blobs adopt`",
+            f"the object store in folder {folder} is not the one in use ({fault}): {self.advice}",
             retry_after_s=5,
         )
-        self.fault = fault
+
+
+MOUNT: Final = (
+    "mount its disk or restore the folder. Only if this folder is to replace it, with the objects"
+    " that it has now: `headrace blobs adopt`"
+)
+MIGRATE: Final = "run `headrace migrate` once, which makes the record, and mount the disk"
 
 
 class BlobChanged(Conflict):
@@ -383,15 +390,16 @@ class Blobs:
             raise StoreMismatch(self.folder, fault)
         self._store = LocalStore(self.folder)
 
-    async def adopt(self) -> str | None:
-        """Accept the folder as it is, creating it if missing; return its id, None for a bucket.
+    async def adopt(self, *, is_empty: bool = False) -> str | None:
+        """Accept the folder as it is; return its id, None for a bucket.
 
-        Raises: BlobsDown, Unavailable, SchemaBehind.
+        Without `is_empty` a missing or empty folder is refused if another one was in use: its disk
+        may not be mounted. Raises: StoreEmpty, BlobsDown, Unavailable, SchemaBehind.
         """
         if self._guard is None or self.folder is None:
             return None
         try:
-            mark = await self._guard.adopt()
+            mark = await self._guard.adopt(is_empty=is_empty)
         except OSError as error:
             raise _unusable(self.folder, error) from error
         self._store = LocalStore(self.folder)

@@ -29,10 +29,17 @@ MARK: Final = re.compile(r"[0-9a-f]{32}")
 MARK_BYTES_MAX: Final = 64
 DAMAGED: Final = "unknown (its record is damaged)"
 """The expectation of a damaged record: no folder matches until one is adopted."""
+NO_TABLES: Final = "the database has no record of earlier use yet"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOG: Final = logger(__name__)
 SQL: Final = load_queries("headrace.engines")
+
+
+class StoreEmpty(Conflict):
+    """The folder to adopt is missing or empty, and another one was in use."""
+
+    code = "blobs.store_empty"
 
 
 class PostgresRecord:
@@ -84,6 +91,7 @@ class MountGuard:
         self._folder = folder
         self._record = record
         self._mark: str | None = None
+        self._has_tables = True
         self._may_create = record.may_create
         self._create_lock = threading.Lock()
         self.is_verified = False
@@ -106,17 +114,34 @@ class MountGuard:
             mark = await asyncio.to_thread(read_mark, self._folder)
         return self._compare(mark, expected)
 
-    async def adopt(self) -> str:
+    async def adopt(self, *, is_empty: bool = False) -> str:
         """Accept the folder as it is, creating it if missing; return its id.
 
-        Raises: OSError, Unavailable.
+        `is_empty` also accepts a missing or empty folder instead of one that was in use.
+        Raises: StoreEmpty, OSError, Unavailable.
         """
+        if not is_empty:
+            await self._require_content()
         mark = await asyncio.to_thread(make_mark, self._folder)
         if self._record.shared is not None:
             await self._record.shared.expect(mark)
         await asyncio.to_thread(write_record, self._record.file, mark)
         self._compare(mark, mark)
         return mark
+
+    async def _require_content(self) -> None:
+        """Raises: StoreEmpty."""
+        mark, expected = await asyncio.to_thread(self._read_both)
+        if mark is not None or await asyncio.to_thread(_has_content, self._folder):
+            return
+        if self._record.shared is not None:
+            expected = await self._record.shared.expected() or expected
+        if expected is not None:
+            raise StoreEmpty(
+                f"{_fault(self._folder, None, expected)}, and it has no objects: its disk is"
+                " probably not mounted. Mount it; if its objects are to be given up on every host,"
+                " use `headrace blobs adopt --empty`"
+            )
 
     def check(self, root: int) -> None:
         """Require that the open folder `root` is the verified one. Raises: OSError."""
@@ -141,7 +166,11 @@ class MountGuard:
         has_content = await asyncio.to_thread(_has_content, self._folder)
         if not self._may_create or not is_known:
             is_usable = mark is not None or has_content
-            return self._compare(mark, mark) if is_usable else _fault(self._folder, None, None)
+            if is_usable:
+                return self._compare(mark, mark)
+            if not self._has_tables:
+                return f"{_seen(self._folder, None)}, and {NO_TABLES}"
+            return _fault(self._folder, None, None)
         if mark is None:
             try:
                 mark = await asyncio.to_thread(self._create_marker, had_objects=has_content)
@@ -168,9 +197,13 @@ class MountGuard:
         if self._record.shared is None:
             return None, True
         try:
-            return await self._record.shared.expected(), True
-        except (Unavailable, Conflict):
+            expected = await self._record.shared.expected()
+        except (Unavailable, Conflict) as error:
+            # By its code, as child processes need no driver of PostgreSQL.
+            self._has_tables = error.code != "engines.schema_behind"
             return None, False
+        self._has_tables = True
+        return expected, True
 
     def _compare(self, mark: str | None, expected: str | None) -> str | None:
         if mark != expected:
@@ -279,11 +312,14 @@ def _has_content(folder: Path) -> bool:
         return False
 
 
-def _fault(folder: Path, mark: str | None, expected: str | None) -> str:
+def _seen(folder: Path, mark: str | None) -> str:
     if mark is not None:
-        seen = f"it holds store {mark}"
-    else:
-        seen = "it has no marker" if folder.is_dir() else "it does not exist"
+        return f"it holds store {mark}"
+    return "it has no marker" if folder.is_dir() else "it does not exist"
+
+
+def _fault(folder: Path, mark: str | None, expected: str | None) -> str:
+    seen = _seen(folder, mark)
     if expected is None:
         return f"{seen}, and the record of earlier use cannot be read now"
     return f"{seen}, expected store {expected}"

@@ -81,6 +81,8 @@ class PostgresDown(Unavailable):
 
     code = "postgres.unavailable"
     public = "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
+    is_starting = False
+    """It answered that it is starting, stopping or recovering."""
 
 
 class PostgresRefused(PostgresDown):
@@ -466,8 +468,9 @@ def translated_errors(server: str = "") -> Iterator[None]:
         ) from error
     except _REFUSED as error:
         raise PostgresRefused(
-            f"PostgreSQL{at} refuses the connection ({type(error).__name__}): correct user,"
-            " password, database and parameters in postgres.url (HEADRACE_POSTGRES_URL)",
+            f"PostgreSQL{at} refuses the connection ({_reason_of(error)}): correct user, password,"
+            " database and parameters in postgres.url (HEADRACE_POSTGRES_URL), or add a line for"
+            " this host, user and database to the server's pg_hba.conf",
             retry_after_s=5,
         ) from error
     except _ELSEWHERE as error:
@@ -478,14 +481,23 @@ def translated_errors(server: str = "") -> Iterator[None]:
         raise _down_error(error, at) from error
 
 
-def _down_error(error: Exception, at: str) -> PostgresDown:
+def _down_error(error: BaseException, at: str) -> PostgresDown:
     """The error for an outage; `at` is empty or ` at SERVER`."""
+    kind = type(error).__name__
     if isinstance(error, FULL):
-        text = f"PostgreSQL{at} lacks disk space or memory ({type(error).__name__}): free some"
-        return PostgresFull(f"{text}, then try again", retry_after_s=5)
+        text = f"PostgreSQL{at} lacks disk space or memory ({kind}): free some, then try again"
+        return PostgresFull(text, retry_after_s=5)
+    is_starting = isinstance(error, asyncpg.CannotConnectNowError)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
-    text = f"PostgreSQL{at} {what} ({type(error).__name__}): check it with `headrace doctor`"
-    return PostgresDown(f"{text}, then try again", retry_after_s=2)
+    state = "is starting, stopping or recovering" if is_starting else what
+    is_named = isinstance(error, ConnectionError | TimeoutError)
+    # The kind of such an error alone does not show what to correct.
+    if isinstance(error, _REFUSED) or (isinstance(error, OSError) and not is_named):
+        kind = f"{kind}: {str(error)[:200]}"
+    text = f"PostgreSQL{at} {state} ({kind}): check it with `headrace doctor`, then try again"
+    down = PostgresDown(text, retry_after_s=2)
+    down.is_starting = is_starting
+    return down
 
 
 def pooler_error(at: str) -> PostgresPooled:

@@ -33,8 +33,8 @@ from valkey.asyncio.sentinel import (
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
+from valkey.exceptions import AuthenticationError, ResponseError, ValkeyError
 from valkey.exceptions import ConnectionError as ClientConnectionError
-from valkey.exceptions import ResponseError, ValkeyError
 
 from headrace.engines.endpoints import (
     SentinelUrls,
@@ -466,6 +466,12 @@ def translated_errors(server: str) -> Iterator[None]:
             raise ValkeyDown(
                 f"no primary was found for {server} ({reason}): check `SENTINEL MASTERS` there",
                 retry_after_s=2,
+            ) from error
+        if isinstance(error, AuthenticationError):
+            raise ValkeyDown(
+                f"Valkey at {server} refuses the password ({str(error)[:100]}): set user and"
+                " password in valkey.url (HEADRACE_VALKEY_URL), valkey://:PASSWORD@HOST:PORT",
+                retry_after_s=5,
             ) from error
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]

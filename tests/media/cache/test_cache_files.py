@@ -84,6 +84,8 @@ def test_a_blocks_file_that_has_its_size_is_taken_as_it_is(disk):
 
 
 def test_a_disk_without_room_for_a_set_is_refused(tmp_path):
+    with pytest.raises(InvalidDiskSize, match=r"MiB for it: .* fits in media\.disks"):
+        open_files(DiskConfig(tmp_path / "large", 2**50))
     with pytest.raises(InvalidDiskSize, match="16MiB"):
         open_files(DiskConfig(tmp_path / "disk", 2**20))
 

@@ -46,7 +46,7 @@ from headrace.media.cache.layout import (
 )
 from headrace.media.cache.linux import identity_of, map_shared
 from headrace.media.errors import DiskRefused, InvalidDiskSize
-from headrace.media.model import BLOCK_BYTES, DiskConfig
+from headrace.media.model import BLOCK_BYTES, SIZE_SETTING, DiskConfig
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -225,6 +225,9 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from error
 
 
+MIB: Final = 2**20
+
+
 def _allocate(descriptor: int, path: Path, needed_bytes: int) -> None:
     has_bytes = os.lseek(descriptor, 0, os.SEEK_END)
     if stat.S_ISBLK(os.fstat(descriptor).st_mode):
@@ -235,6 +238,14 @@ def _allocate(descriptor: int, path: Path, needed_bytes: int) -> None:
         return
     if has_bytes == needed_bytes:
         return
+    system, kept = os.fstatvfs(descriptor), os.fstat(descriptor)
+    room_bytes = system.f_bavail * system.f_frsize + kept.st_blocks * 512
+    if needed_bytes > room_bytes:
+        raise InvalidDiskSize(
+            f"disk {path} needs {needed_bytes / MIB:.0f} MiB, and its file system has"
+            f" {room_bytes / MIB:.0f} MiB for it: mount the disk that is meant, or set a size that"
+            f" fits in {SIZE_SETTING}"
+        )
     os.ftruncate(descriptor, needed_bytes)
     try:
         os.posix_fallocate(descriptor, 0, needed_bytes)

@@ -36,11 +36,17 @@ class NativePlaneMissing(Unavailable):
 
 def library_path() -> Path:
     """The built library, compiled now if necessary. Raises: NativePlaneMissing."""
+    return built_library() or build_library(_cache_folder() / library_name())
+
+
+def built_library() -> Path | None:
+    """The built library; None if it can be compiled here. Raises: NativePlaneMissing."""
     name = library_name()
     for folder in (FOLDER, _cache_folder()):
         if (folder / name).is_file():
             return folder / name
-    return build_library(_cache_folder() / name)
+    _compiler()
+    return None
 
 
 def library_name() -> str:

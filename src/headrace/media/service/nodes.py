@@ -115,8 +115,9 @@ class Disks:
         socket = self._folder / SOCKET if self._folder is not None else None
         if socket is None or not socket.exists():
             raise NodeNotHere(
-                "no node with disks runs on this data folder: set media.disks and start"
-                " `headrace media serve`, or run this where the node runs"
+                "no node with disks runs on this data folder, or it is still starting: set"
+                " media.disks and start `headrace media serve`, run this where the node runs, or"
+                " try again in some seconds"
             )
         require_extra("media", "xxhash")
         # Imported here, because only nodes with disks need xxhash, and every command imports this
