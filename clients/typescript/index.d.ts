@@ -114,6 +114,8 @@ export declare class Headrace {
 
   /** Show base backups, the time up to which each is restorable, and the lag of the archive. 422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool. */
   getBackups(options?: RequestOptions): Promise<BackupsState>;
+  /** Forget a lost host that will not return; its alert ends. */
+  forgetHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
 
   /** Changes after position `after`; `format` is json, csv or parquet. Store the new `position` (csv and parquet: the header `x-headrace-after`) with the rows, and pass it as `after`. An empty page means that all were read. `after=now` returns the current position. */
   getChanges(parameters?: { after?: string; limit?: number; format?: "json" | "csv" | "parquet" }, options?: RequestOptions): Promise<ChangePage>;
@@ -669,7 +671,7 @@ export type FieldRule = { type?: "text" | "integer" | "number" | "price" | "bool
 
 export type FileFault = { code: string; line?: number | null; values?: Record<string, string | number> };
 
-export type FleetHost = { name: string; kind: string; tags: Array<string>; cores: number; capacity: number; load_per_core: number; is_draining: boolean; is_silent: boolean; jobs_ended: number; started_at: string; reported_at: string | null; slots: Array<HostSlot>; cpu_pressure?: number; planned?: Record<string, number> };
+export type FleetHost = { name: string; kind: string; tags: Array<string>; cores: number; capacity: number; load_per_core: number; is_draining: boolean; is_silent: boolean; jobs_ended: number; started_at: string; reported_at: string | null; slots: Array<HostSlot>; lost_at?: string | null; cpu_pressure?: number; planned?: Record<string, number> };
 
 export type FleetLoad = { span_s: number; queues: Array<QueueLoad>; minutes: Array<FleetMinute> };
 

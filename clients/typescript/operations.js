@@ -30,6 +30,7 @@ export const operations = {
   follow: ["PUT", "/v1/feed/viewers/{viewer}/follows/{author}", [], ""],
   followMany: ["POST", "/v1/feed/viewers/{viewer}/follows", [], "application/json"],
   getBackups: ["GET", "/v1/backups", [], ""],
+  forgetHost: ["DELETE", "/v1/fleet/hosts/{host}", [], ""],
   getChanges: ["GET", "/v1/views/changes", ["after", "limit", "format"], ""],
   getCron: ["GET", "/v1/crons/{name}", [], ""],
   getFeedPage: ["GET", "/v1/feed/viewers/{viewer}", ["limit", "cursor", "since", "kinds", "rank"], ""],

@@ -44,7 +44,11 @@ async def make(request, servers_folder):
 
 
 async def test_a_missing_password_is_named(make):
-    _, look = await make(requirepass="secret")
+    server, look = await make()
+    admin = Valkey(server.url, ValkeyConfig())
+    [node] = await admin.primaries()
+    await node.command("CONFIG", "SET", "requirepass", "secret")
+    await admin.close()
     with pytest.raises(ValkeyDown) as caught:
         await look()
     finding = failed("valkey", caught.value)

@@ -19,6 +19,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from headrace.app import sections
+from headrace.kernel.config import load_config
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = [
@@ -175,6 +178,28 @@ def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
     for words, (code, errors) in zip(commands.values(), json.loads(ran.stdout), strict=True):
         assert code == ends.get(words[0], (7,))[0], f"{words}: {errors}"
         assert ends.get(words[0], (7, refusing))[1] in errors, f"{words}: {errors}"
+
+
+def test_the_settings_and_the_entry_of_four_hosts_are_valid(tmp_path):
+    page = (ROOT / "docs" / "several-hosts.md").read_text()
+    blocks = re.findall(r"^```(?:ini|haproxy)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [shared] = [one for one in blocks if "HEADRACE_APP=" in one]
+    [own] = [one for one in blocks if "HEADRACE_MEDIA_NODE=a\n" in one]
+    env = dict(re.findall(r"^(\w+)=(.*)$", shared + own, re.MULTILINE))
+    loaded = load_config(sections(), env=env, file=None, flags={})
+    assert loaded.sections["media"].node == "a"
+    assert loaded.sections["web"].listen == ("10.0.0.1", 8080)
+    units = {f"headrace-{role}" for role in ("api", "agent", "scheduler", "flusher", "media")}
+    assert units <= {path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service")}
+    if shutil.which("haproxy") is None:
+        pytest.skip("haproxy is not installed")
+    [proxy] = [one for one in blocks if "backend headrace_api" in one]
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(proxy)
+    found = subprocess.run(
+        ["haproxy", "-c", "-f", str(config)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_compose_file_runs_every_role():

@@ -201,7 +201,13 @@ async def check_standby(app: App) -> list[Finding]:
         held = await archive.holder()
         if held is None:
             return [Finding("standby", "fail", f"{archive.name} has no primary")]
-        return [await _standby_state(archive, held, folder)]
+        try:
+            return [await _standby_state(archive, held, folder)]
+        except PostgresDown as error:
+            if not error.is_starting:
+                raise
+            text = "is starting: it replays the log up to a consistent state"
+            return [Finding("standby", "warn", text, "run this again in a minute")]
 
 
 async def _standby_state(archive: Archive, held: Holder, folder: Path) -> Finding:
@@ -221,14 +227,7 @@ async def _standby_state(archive: Archive, held: Holder, folder: Path) -> Findin
     if log is None:
         return Finding("standby", "fail", f"{text}, whose newest archived log is damaged")
     age_s = (datetime.now(UTC) - log[1]).total_seconds()
-    try:
-        replayed_bytes = await _replayed(folder)
-    except PostgresDown as error:
-        if not error.is_starting:
-            raise
-        text = f"{text}, and is starting: it replays the log up to a consistent state"
-        return Finding("standby", "warn", text, "run this again in a minute")
-    behind_bytes = max(0, log[0] - replayed_bytes)
+    behind_bytes = max(0, log[0] - await _replayed(folder))
     text = f"{text}: {mib(behind_bytes)} to replay, newest archived log {age_s:.0f} s old"
     if behind_bytes > STANDBY_BEHIND_BYTES_MAX:
         return Finding("standby", "warn", text, "see its log lines `log_not_fetched`")

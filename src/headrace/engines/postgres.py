@@ -483,21 +483,25 @@ def translated_errors(server: str = "") -> Iterator[None]:
 
 def _down_error(error: BaseException, at: str) -> PostgresDown:
     """The error for an outage; `at` is empty or ` at SERVER`."""
-    kind = type(error).__name__
+    reason = _reason_of(error)
     if isinstance(error, FULL):
-        text = f"PostgreSQL{at} lacks disk space or memory ({kind}): free some, then try again"
+        text = f"PostgreSQL{at} lacks disk space or memory ({reason}): free some, then try again"
         return PostgresFull(text, retry_after_s=5)
     is_starting = isinstance(error, asyncpg.CannotConnectNowError)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
     state = "is starting, stopping or recovering" if is_starting else what
-    is_named = isinstance(error, ConnectionError | TimeoutError)
-    # The kind of such an error alone does not show what to correct.
-    if isinstance(error, _REFUSED) or (isinstance(error, OSError) and not is_named):
-        kind = f"{kind}: {str(error)[:200]}"
-    text = f"PostgreSQL{at} {state} ({kind}): check it with `headrace doctor`, then try again"
+    text = f"PostgreSQL{at} {state} ({reason}): check it with `headrace doctor`, then try again"
     down = PostgresDown(text, retry_after_s=2)
     down.is_starting = is_starting
     return down
+
+
+def _reason_of(error: BaseException) -> str:
+    """The kind of `error`, and the text if the kind alone does not show what to correct."""
+    kind = type(error).__name__
+    is_named = isinstance(error, ConnectionError | TimeoutError)
+    is_unclear = isinstance(error, _REFUSED) or (isinstance(error, OSError) and not is_named)
+    return f"{kind}: {str(error)[:200]}" if is_unclear else kind
 
 
 def pooler_error(at: str) -> PostgresPooled:
