@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from headrace import Headrace
-from headrace.cli.doctor import check_secrets
+from headrace.cli.doctor_engines import check_secrets
 from headrace.console.screens.health import secret_issues
 from headrace.console.views import PanelData
 from headrace.engines.sql import Query

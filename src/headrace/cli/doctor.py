@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from headrace.cli.doctor_engines import (
     CHECK_S,
     Finding,
     check_postgres,
+    check_secrets,
     check_valkey,
     store_fault,
 )
@@ -54,13 +54,6 @@ from headrace.media.native import (
     native_tls_missing,
 )
 from headrace.views.durability_wait import durability_of
-from headrace.web.role_secrets import (
-    RoleSecret,
-    accepted_in,
-    differing,
-    fingerprints_of,
-    read_secrets,
-)
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
 TO_DOCTOR: Final = re.compile(r": check it with `headrace doctor`(, then try again)?")
@@ -233,31 +226,6 @@ def check_secret(app: App) -> list[Finding]:
     if path.stat().st_mode & 0o077:
         return [Finding("secret", "fail", f"{path} is readable by others", f"chmod 600 {path}")]
     return [Finding("secret", "ok", f"in {path}")]
-
-
-async def check_secrets(app: App, engines: Engines) -> list[Finding]:
-    """Check that the roles of all hosts and this command have the same root secret."""
-    found = await read_secrets(engines.postgres)
-    if os.environ.get("HEADRACE_SECRET") or (app.data_folder / "secret").exists():
-        accepted = app.config.sections["media"].accepted_secrets
-        fingerprint, others = fingerprints_of(app.secret, accepted)
-        found.append(
-            RoleSecret(
-                host=socket.gethostname(),
-                role="this command",
-                fingerprint=fingerprint,
-                accepted=accepted_in(others),
-            )
-        )
-    fix = (
-        "set the same HEADRACE_SECRET on every host and restart its roles: others refuse its URLs"
-        " and cursors"
-    )
-    odd = [Finding("secret", "fail", text, fix) for text in differing(found).values()]
-    hosts = {one.host for one in found}
-    if odd or len(hosts) < 2:
-        return odd
-    return [Finding("secret", "ok", f"the same on {len(hosts)} hosts")]
 
 
 def check_media_urls(app: App) -> list[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,13 @@ from headrace.engines.postgres import PostgresConfig, PostgresPooled
 from headrace.engines.sql import load_queries
 from headrace.engines.valkey import Node, SentinelGroup
 from headrace.kernel.errors import HeadraceError
+from headrace.web.role_secrets import (
+    RoleSecret,
+    accepted_in,
+    differing,
+    fingerprints_of,
+    read_secrets,
+)
 
 CHECK_S: Final = 10.0
 
@@ -376,3 +384,28 @@ async def _valkey_setting(node: Node, name: str) -> str:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+async def check_secrets(app: App, engines: Engines) -> list[Finding]:
+    """Check that the roles of all hosts and this command have the same root secret."""
+    found = await read_secrets(engines.postgres)
+    if os.environ.get("HEADRACE_SECRET") or (app.data_folder / "secret").exists():
+        accepted = app.config.sections["media"].accepted_secrets
+        fingerprint, others = fingerprints_of(app.secret, accepted)
+        found.append(
+            RoleSecret(
+                host=socket.gethostname(),
+                role="this command",
+                fingerprint=fingerprint,
+                accepted=accepted_in(others),
+            )
+        )
+    fix = (
+        "set the same HEADRACE_SECRET on every host and restart its roles: others refuse its URLs"
+        " and cursors"
+    )
+    odd = [Finding("secret", "fail", text, fix) for text in differing(found).values()]
+    hosts = {one.host for one in found}
+    if odd or len(hosts) < 2:
+        return odd
+    return [Finding("secret", "ok", f"the same on {len(hosts)} hosts")]

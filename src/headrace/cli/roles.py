@@ -65,8 +65,6 @@ def run_role(
     configure_logs(role, level=app.config.sections["data"].log_level)
     spans.start(role.partition(".")[0])
     metrics.note_start(app.version)
-    accepted = app.config.sections["media"].accepted_secrets
-    metrics.note_secret(*fingerprints_of(app.secret, accepted))
     watch_parent()
 
     async def main() -> None:
@@ -85,6 +83,7 @@ def run_role(
             if needs_schema:
                 await wait_for_schema(app, packages, stop)
             if not stop.is_set():
+                note_secret(app)
                 await body(app, stop)
         finally:
             writing.cancel()
@@ -102,6 +101,14 @@ def run_role(
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
     spans.flush()
+
+
+def note_secret(app: App) -> None:
+    """Add the fingerprint of the root secret to the metrics. Raises: WeakSecret."""
+    accepted = app.config.sections["media"].accepted_secrets
+    # A role that needs the secret reports a file that cannot be read.
+    with suppress(OSError):
+        metrics.note_secret(*fingerprints_of(app.secret, accepted))
 
 
 def recorder_of(app: App) -> Recorder:

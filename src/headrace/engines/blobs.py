@@ -28,7 +28,7 @@ from obstore.store import LocalStore, from_url
 from headrace.engines import stored_files
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
-from headrace.engines.mount_guard import NO_TABLES, MountGuard, StoreRecord
+from headrace.engines.mount_guard import MountGuard, StoreRecord, advice_of
 from headrace.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from headrace.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from headrace.kernel.logs import onward
@@ -73,18 +73,11 @@ class StoreMismatch(BlobsDown):
 
     def __init__(self, folder: Path, fault: str) -> None:
         self.fault = fault
-        self.advice = MIGRATE if fault.endswith(NO_TABLES) else MOUNT
+        self.advice = advice_of(fault)
         super().__init__(
             f"the object store in folder {folder} is not the one in use ({fault}): {self.advice}",
             retry_after_s=5,
         )
-
-
-MOUNT: Final = (
-    "mount its disk or restore the folder. Only if this folder is to replace it, with the objects"
-    " that it has now: `headrace blobs adopt`"
-)
-MIGRATE: Final = "run `headrace migrate` once, which makes the record, and mount the disk"
 
 
 class BlobChanged(Conflict):

@@ -312,6 +312,16 @@ def _has_content(folder: Path) -> bool:
         return False
 
 
+def advice_of(fault: str) -> str:
+    """What to do about a fault that `MountGuard` returned."""
+    if fault.endswith(NO_TABLES):
+        return "run `headrace migrate` once, which makes the record, and mount the disk"
+    return (
+        "mount its disk or restore the folder. Only if this folder is to replace it, with the"
+        " objects that it has now: `headrace blobs adopt`"
+    )
+
+
 def _seen(folder: Path, mark: str | None) -> str:
     if mark is not None:
         return f"it holds store {mark}"

@@ -81,8 +81,7 @@ class PostgresDown(Unavailable):
 
     code = "postgres.unavailable"
     public = "PostgreSQL does not respond: check it with `headrace doctor`, then try again"
-    is_starting = False
-    """It answered that it is starting, stopping or recovering."""
+    is_starting = False  # or is stopping or recovering, as it answered
 
 
 class PostgresRefused(PostgresDown):
@@ -498,10 +497,9 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
 
 def _reason_of(error: BaseException) -> str:
     """The kind of `error`, and the text if the kind alone does not show what to correct."""
-    kind = type(error).__name__
-    is_named = isinstance(error, ConnectionError | TimeoutError)
-    is_unclear = isinstance(error, _REFUSED) or (isinstance(error, OSError) and not is_named)
-    return f"{kind}: {str(error)[:200]}" if is_unclear else kind
+    kind, is_clear = type(error).__name__, isinstance(error, ConnectionError | TimeoutError)
+    is_vague = isinstance(error, (*_REFUSED, OSError)) and not is_clear
+    return f"{kind}: {str(error)[:200]}" if is_vague else kind
 
 
 def pooler_error(at: str) -> PostgresPooled:

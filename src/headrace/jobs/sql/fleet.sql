@@ -42,7 +42,8 @@ SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacit
     h.cpu_pressure,
        h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
        h.expires_at <= now() OR coalesce(
-           h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent,
+           h.reported_at < now() - :silent_s::double precision * interval '1 s', false)
+           AS is_silent,
        CASE WHEN h.expires_at <= now() THEN coalesce(h.reported_at, h.expires_at) END AS lost_at
 FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
