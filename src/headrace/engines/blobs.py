@@ -386,8 +386,7 @@ class Blobs:
     async def adopt(self, *, is_empty: bool = False) -> str | None:
         """Accept the folder as it is; return its id, None for a bucket.
 
-        Without `is_empty` a missing or empty folder is refused if another one was in use: its disk
-        may not be mounted. Raises: StoreEmpty, BlobsDown, Unavailable, SchemaBehind.
+        `is_empty`: also one without objects. Raises: StoreEmpty, BlobsDown, Unavailable.
         """
         if self._guard is None or self.folder is None:
             return None
