@@ -112,10 +112,11 @@ export declare class Headrace {
   /** Follow up to 10,000 authors, all or none. */
   followMany(parameters: { viewer: string | number; body: Array<number | string> }, options?: RequestOptions): Promise<Changed>;
 
-  /** Show base backups, the time up to which each is restorable, and the lag of the archive. 422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool. */
-  getBackups(options?: RequestOptions): Promise<BackupsState>;
   /** Forget a lost host that will not return; its alert ends. */
   forgetHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
+
+  /** Show base backups, the time up to which each is restorable, and the lag of the archive. 422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool. */
+  getBackups(options?: RequestOptions): Promise<BackupsState>;
 
   /** Changes after position `after`; `format` is json, csv or parquet. Store the new `position` (csv and parquet: the header `x-headrace-after`) with the rows, and pass it as `after`. An empty page means that all were read. `after=now` returns the current position. */
   getChanges(parameters?: { after?: string; limit?: number; format?: "json" | "csv" | "parquet" }, options?: RequestOptions): Promise<ChangePage>;

@@ -18,9 +18,14 @@ import asyncpg
 
 from headrace.engines.endpoints import server_of
 from headrace.engines.postgres_pool import (
+    BUSY,
     DOWN,
+    ELSEWHERE,
     FULL,
+    MISSING,
     READ_ONLY,
+    REFUSED,
+    UNTRACKED,
     Pool,
     clear_session,
     learn_types,
@@ -52,28 +57,6 @@ def from_row(kind: type[Value], row: Row, /, **computed: Any) -> Value:
     known = set(row.keys())
     found = {name: row[name] for name in names if name in known and name not in computed}
     return kind(**found, **computed)
-
-
-_REFUSED: Final = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ClientConfigurationError,
-)
-_BUSY: Final = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.QueryCanceledError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)
-_ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""A prepared statement exists on another server connection than the current one."""
-_UNTRACKED: Final = "unsupported startup parameter"
-"""PgBouncer's text for a refused start-up setting; its other errors share the SQLSTATE."""
-_MISSING: Final = (
-    asyncpg.UndefinedTableError,
-    asyncpg.UndefinedFunctionError,
-    asyncpg.InvalidSchemaNameError,
-)
 
 
 class PostgresDown(Unavailable):
@@ -429,7 +412,7 @@ def _restore_cancellation() -> Iterator[None]:
     """
     try:
         yield
-    except (*DOWN, *_BUSY) as error:
+    except (*DOWN, *BUSY) as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling() > 0:
             raise asyncio.CancelledError from error
@@ -453,29 +436,29 @@ def translated_errors(server: str = "") -> Iterator[None]:
             f"PostgreSQL refused the row: it violates {error.constraint_name}",
             error.constraint_name,
         ) from error
-    except _BUSY as error:
+    except BUSY as error:
         raise PostgresBusy(
             f"PostgreSQL stopped the statement ({type(error).__name__}) without effect: try again",
             retry_after_s=1,
         ) from error
-    except _MISSING as error:
+    except MISSING as error:
         if not any(ours in str(error) for ours in ("headrace.", '"headrace"')):
             raise
         raise SchemaBehind(
             f"the database lacks tables or functions of this version ({type(error).__name__}):"
             " run `headrace migrate`"
         ) from error
-    except _REFUSED as error:
+    except REFUSED as error:
         raise PostgresRefused(
             f"PostgreSQL{at} refuses the connection ({_reason_of(error)}): correct user, password,"
             " database and parameters in postgres.url (HEADRACE_POSTGRES_URL), or add a line for"
             " this host, user and database to the server's pg_hba.conf",
             retry_after_s=5,
         ) from error
-    except _ELSEWHERE as error:
+    except ELSEWHERE as error:
         raise pooler_error(at) from error
     except (*FULL, *DOWN) as error:
-        if _UNTRACKED in str(error):
+        if UNTRACKED in str(error):
             raise pooler_error(at) from error
         raise _down_error(error, at) from error
 
@@ -498,7 +481,7 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
 def _reason_of(error: BaseException) -> str:
     """The kind of `error`, and the text if the kind alone does not show what to correct."""
     kind, is_clear = type(error).__name__, isinstance(error, ConnectionError | TimeoutError)
-    is_vague = isinstance(error, (*_REFUSED, OSError)) and not is_clear
+    is_vague = isinstance(error, (*REFUSED, OSError)) and not is_clear
     return f"{kind}: {str(error)[:200]}" if is_vague else kind
 
 

@@ -38,6 +38,26 @@ DOWN: Final = (
     asyncpg.TooManyConnectionsError,
     *READ_ONLY,
 )
+REFUSED: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+)
+BUSY: Final = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""A prepared statement exists on another server connection than the current one."""
+UNTRACKED: Final = "unsupported startup parameter"
+"""PgBouncer's text for a refused start-up setting; its other errors share the SQLSTATE."""
+MISSING: Final = (
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.InvalidSchemaNameError,
+)
 KEPT_S: Final = 60.0
 _ARRAYS: Final = ("int2", "int4", "int8", "float8", "bool", "bytea", "timestamptz")
 _LEARN_TYPES: Final = f"SELECT {', '.join(f'NULL::{name}[]' for name in _ARRAYS)}"
