@@ -1,1 +1,1 @@
-"""Verification beyond the test suite: faults in large numbers, with a page of results."""
+"""Verification beyond the test suite: simulation from seeds, and faults on real engines."""

@@ -1,0 +1,517 @@
+"""A model of PostgreSQL: tables, transactions with row locks, crashes, and replies that get lost.
+
+A room registers one Python function per named query (`PostgresModel.on`): the contract of the SQL
+statement. A function reads and writes `Table`s. Its effect is atomic. Until a transaction commits,
+other sessions read the old rows, and a write to a row that it changed waits for its end (READ
+COMMITTED). A function may therefore run again, and must have no effect but on tables and `notify`.
+
+`SimulatedPostgres` has the methods of `headrace.engines.postgres.Postgres`. Each call crosses the
+network twice: the request may be lost before the effect and the reply after it, and the caller then
+receives PostgresDown, which means that the outcome is unknown.
+
+tests/simulation compares these functions with the real statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from headrace.engines.postgres import PostgresBusy, PostgresDown, Runner
+from headrace.engines.sql import Query
+from verification.simulation.loop import CURRENT, Process
+from verification.simulation.world import BEGIN, Unreachable, World
+
+Row: TypeAlias = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+STATEMENT_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_GRACE_S: Final = 2.0
+LOCK_WAIT_S: Final = 0.002
+COMMITS_KEPT: Final = 2_000
+"""Commits that a failover to an asynchronous standby may lose."""
+RESTART_S: Final = 1.0
+_MISSING: Final = object()
+
+
+class _Waits(Exception):
+    """The statement needs a row or an advisory lock that another transaction holds."""
+
+
+class Session:
+    """A connection: what its open transaction changed and locked."""
+
+    __slots__ = ("has_ended", "is_open", "locked", "notes", "process", "undo")
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.is_open = False
+        """A transaction is open."""
+        self.has_ended = False
+        self.undo: list[Callable[[], None]] = []
+        self.locked: list[tuple[Table[Any, Any] | None, Hashable]] = []
+        self.notes: dict[tuple[str, str], None] = {}
+
+
+class Table(Generic[Key, Value]):
+    """Rows by key. Values are replaced, never changed in place."""
+
+    def __init__(self, model: PostgresModel) -> None:
+        self._model = model
+        self._rows: dict[Key, Value] = {}
+        self._locks: dict[Key, tuple[Session, Any]] = {}
+        """Session and committed value of rows that open transactions changed or locked."""
+
+    def get(self, key: Key) -> Value | None:
+        """The row as the current session sees it."""
+        lock = self._locks.get(key)
+        if lock is not None and lock[0] is not self._model.session:
+            value = lock[1]
+            return None if value is _MISSING else value  # type: ignore[no-any-return]
+        return self._rows.get(key)
+
+    def __contains__(self, key: Key) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.items()) if self._locks else len(self._rows)
+
+    def items(self) -> Iterator[tuple[Key, Value]]:
+        """All rows that the current session sees, in order of insertion."""
+        if not self._locks:
+            yield from list(self._rows.items())
+            return
+        for key in list(dict.fromkeys((*self._rows, *self._locks))):
+            value = self.get(key)
+            if value is not None:
+                yield key, value
+
+    def values(self) -> Iterator[Value]:
+        """The values of `items`."""
+        return (value for _, value in self.items())
+
+    def put(self, key: Key, value: Value) -> None:
+        """Insert or replace a row."""
+        self.lock(key)
+        self._remember(key)
+        self._rows[key] = value
+
+    def pop(self, key: Key) -> Value | None:
+        """Delete a row and return it."""
+        self.lock(key)
+        self._remember(key)
+        return self._rows.pop(key, None)
+
+    def is_locked(self, key: Key) -> bool:
+        """Whether another transaction holds the row: SKIP LOCKED leaves it out."""
+        lock = self._locks.get(key)
+        return lock is not None and lock[0] is not self._model.session
+
+    def lock(self, key: Key) -> None:
+        """Lock a row until the transaction ends (FOR UPDATE); waits for other transactions."""
+        if self.is_locked(key):
+            raise _Waits
+        session = self._model.session
+        assert session is not None, "tables are changed by statements only"
+        if session.is_open and key not in self._locks:
+            self._locks[key] = (session, self._rows.get(key, _MISSING))
+            session.locked.append((self, key))
+
+    def unlock(self, key: Key) -> None:
+        """Called at the end of a transaction."""
+        self._locks.pop(key, None)
+
+    def _remember(self, key: Key) -> None:
+        session, rows = self._model.session, self._rows
+        assert session is not None, "tables are changed by statements only"
+        before: Any = rows.get(key, _MISSING)
+
+        def undo() -> None:
+            if before is _MISSING:
+                rows.pop(key, None)
+            else:
+                rows[key] = before
+
+        session.undo.append(undo)
+
+
+Statement: TypeAlias = Callable[..., Any]
+
+
+class PostgresModel:
+    """The server. Rooms add tables and statements; faults crash, freeze and fail it over."""
+
+    def __init__(self, world: World, name: str = "postgres") -> None:
+        self.world = world
+        self.name = name
+        self.process = Process(name)
+        """Only for its clock, and to be paused: the server itself runs no tasks."""
+        world.processes[name] = self.process
+        self.session: Session | None = None
+        """The session whose statement runs."""
+        self.is_up = True
+        self.epoch = 0
+        """Grows with each crash: connections of earlier epochs are lost."""
+        self._statements: dict[int, Statement] = {}
+        self._queries: list[Query] = []
+        self.session_helds: set[Session] = set()
+        self._advisory: dict[Hashable, Session] = {}
+        self._commits: deque[list[Callable[[], None]]] = deque(maxlen=COMMITS_KEPT)
+        self._listeners: list[SimulatedConnection] = []
+        self._sequences: dict[str, int] = {}
+        world.on_death(self._end_sessions_of)
+
+    # What rooms register and call
+
+    def on(self, query: Query) -> Callable[[Statement], Statement]:
+        """Register the function of a query; it receives the query's parameters by name.
+
+        It returns rows as dicts, or for `run` the number of rows.
+        """
+
+        def register(statement: Statement) -> Statement:
+            self._statements[id(query)] = statement
+            self._queries.append(query)
+            return statement
+
+        return register
+
+    def table(self) -> Table[Any, Any]:
+        """A new empty table."""
+        return Table(self)
+
+    def now(self) -> datetime:
+        """The server's clock, which alone decides what is due."""
+        return BEGIN + timedelta(seconds=self.world.now_s + self.process.clock_off_s)
+
+    def next_id(self, sequence: str) -> int:
+        """The next value of a sequence; no rollback returns it."""
+        value = self._sequences.get(sequence, 0) + 1
+        self._sequences[sequence] = value
+        return value
+
+    def notify(self, channel: str, payload: str) -> None:
+        """NOTIFY: delivered when the statement or transaction commits."""
+        assert self.session is not None, "only statements notify"
+        self.session.notes[channel, payload] = None
+
+    def lock_advisory(self, key: Hashable, *, waits: bool = True) -> bool:
+        """Take a transaction's advisory lock; False if it is held and `waits` is false."""
+        session = self.session
+        assert session is not None, "only statements take locks"
+        holder = self._advisory.get(key)
+        if holder not in (None, session):
+            if waits:
+                raise _Waits
+            return False
+        if session.is_open and holder is None:
+            self._advisory[key] = session
+            session.locked.append((None, key))
+        return True
+
+    # What sessions call
+
+    def open_session(self) -> Session:
+        """A session of the current process."""
+        session = Session(CURRENT.get())
+        self.session_helds.add(session)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """End a session; its open transaction rolls back."""
+        if not session.has_ended:
+            session.has_ended = True
+            self.session_helds.discard(session)
+            self.rollback(session)
+
+    def execute(self, session: Session, query: Query, parameters: dict[str, Any]) -> Any:
+        """Run a statement; without an open transaction it commits. Raises: _Waits."""
+        statement = self._statements.get(id(query))
+        assert statement is not None, f"the model has no statement {query.name}: {query.purpose}"
+        query.arguments(parameters)  # the parameters are complete, as the driver requires
+        first_undo, notes = len(session.undo), dict(session.notes)
+        before, self.session = self.session, session
+        try:
+            result = statement(**parameters)
+        except BaseException:
+            self._undo(session, first_undo)
+            session.notes = notes
+            raise
+        finally:
+            self.session = before
+        if not session.is_open:
+            self.commit(session)
+        return result
+
+    def commit(self, session: Session) -> None:
+        """Make the changes of a session durable, release its locks and deliver its notes."""
+        if session.undo:
+            self._commits.append(session.undo)
+            session.undo = []
+        self._release(session)
+        for channel, payload in session.notes:
+            for listener in list(self._listeners):
+                listener.deliver(channel, payload)
+        session.notes = {}
+
+    def rollback(self, session: Session) -> None:
+        """Undo the open transaction of a session."""
+        self._undo(session, 0)
+        self._release(session)
+        session.notes = {}
+
+    def add_listener(self, connection: SimulatedConnection) -> None:
+        """Deliver notifications to a connection."""
+        self._listeners.append(connection)
+
+    def remove_listener(self, connection: SimulatedConnection) -> None:
+        """Stop delivering."""
+        with suppress(ValueError):
+            self._listeners.remove(connection)
+
+    # Faults
+
+    def crash(self, *, down_s: float, lost_commits: int = 0) -> None:
+        """Kill the server: open transactions roll back, connections end; it returns later.
+
+        `lost_commits` of the newest commits are lost, as by a failover to a standby that lags.
+        """
+        self.world.trace("postgres crash", down_s, lost_commits)
+        self.is_up = False
+        self.epoch += 1
+        for session in list(self.session_helds):
+            self.close_session(session)
+        for _ in range(min(lost_commits, len(self._commits))):
+            for undo in reversed(self._commits.pop()):
+                undo()
+        for connection in list(self._listeners):
+            connection.lose()
+        self.world.loop.call_later(down_s, self._start)
+
+    def _start(self) -> None:
+        self.is_up = True
+
+    def _end_sessions_of(self, process: Process) -> None:
+        for session in [one for one in self.session_helds if one.process is process]:
+            self.close_session(session)
+        for connection in [one for one in self._listeners if one.process is process]:
+            self.remove_listener(connection)
+
+    def _undo(self, session: Session, first: int) -> None:
+        while len(session.undo) > first:
+            session.undo.pop()()
+
+    def _release(self, session: Session) -> None:
+        session.is_open = False
+        for table, key in session.locked:
+            if table is not None:
+                table.unlock(key)
+            else:
+                self._advisory.pop(key, None)
+        session.locked = []
+
+
+class _InSession(Runner):
+    """Statements over the network, in one session or each in its own."""
+
+    def __init__(self, model: PostgresModel, session: Session | None, epoch: int | None) -> None:
+        self._model = model
+        self.session_held = session
+        """Of a transaction or session; None: each statement has its own."""
+        self._epoch = epoch
+
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`. Raises: PostgresDown if it was cut off, PostgresBusy."""
+        session = self.session_held or self._model.open_session()
+        try:
+            result = await self._reach(
+                lambda: self._model.execute(session, query, parameters), session
+            )
+        finally:
+            if self.session_held is None:
+                self._model.close_session(session)
+        return _as_driver(method, result)
+
+    async def _reach(self, act: Callable[[], Any], session: Session) -> Any:
+        """Send a request to the server, act there, and return its reply."""
+        model, network = self._model, self._model.world.network
+        client = CURRENT.get().name
+        timeout_s = STATEMENT_TIMEOUT_S + ANSWER_GRACE_S
+        try:
+            await network.trip(client, model.name, timeout_s=timeout_s)
+            epoch = model.epoch if self._epoch is None else self._epoch
+            await self._wait_running(epoch, timeout_s)
+            result = await self._act(act, session, epoch)
+            await network.trip(model.name, client, timeout_s=timeout_s)
+            await self._wait_running(epoch, timeout_s)
+        except Unreachable as error:
+            raise PostgresDown(
+                "PostgreSQL of the simulation does not respond: wait for the end of the fault",
+                retry_after_s=2,
+            ) from error
+        return result
+
+    async def _wait_running(self, epoch: int, timeout_s: float) -> None:
+        """Wait while the server is frozen. Raises: Unreachable."""
+        model = self._model
+        deadline_s = model.world.now_s + timeout_s
+        while model.process.is_paused and model.world.now_s < deadline_s:  # noqa: ASYNC110 - virtual
+            await asyncio.sleep(0.05)
+        if model.process.is_paused or not model.is_up or model.epoch != epoch:
+            raise Unreachable(model.name)
+
+    async def _act(self, act: Callable[[], Any], session: Session, epoch: int) -> Any:
+        """Act, waiting for rows that other transactions hold. Raises: PostgresBusy, Unreachable."""
+        model = self._model
+        deadline_s = model.world.now_s + STATEMENT_TIMEOUT_S
+        while True:
+            if session.has_ended or model.epoch != epoch:
+                raise Unreachable(model.name)
+            try:
+                return act()
+            except _Waits as error:
+                if model.world.now_s > deadline_s:
+                    raise PostgresBusy(
+                        "PostgreSQL of the simulation stopped a statement that waited for a lock",
+                        retry_after_s=1,
+                    ) from error
+            await asyncio.sleep(LOCK_WAIT_S)
+
+
+def _as_driver(method: str, result: Any) -> Any:
+    """The result of a statement in the words of asyncpg."""
+    if method == "execute":
+        return f"DONE {result if isinstance(result, int) else len(result or ())}"
+    rows = result or []
+    if method == "fetch":
+        return rows
+    if method == "fetchrow":
+        return rows[0] if rows else None
+    return next(iter(rows[0].values())) if rows else None
+
+
+class SimulatedTx(_InSession):
+    """An open transaction or session; see `headrace.engines.postgres.Tx`."""
+
+    async def allow_long_statements(self, longest_s: float) -> None:
+        """Statements of the model take no time."""
+
+    async def end(self, *, commits: bool) -> None:
+        """Commit or roll back. Raises: PostgresDown: it may have been committed."""
+        session = self.session_held
+        assert session is not None, "a transaction has a session"
+        act = self._model.commit if commits else self._model.rollback
+        await self._reach(lambda: act(session), session)
+
+
+class SimulatedConnection:
+    """A connection of its own, for LISTEN."""
+
+    def __init__(self, model: PostgresModel) -> None:
+        self.process = CURRENT.get()
+        self._model = model
+        self._channels: dict[str, list[Callable[..., Any]]] = {}
+        self._on_end: list[Callable[..., Any]] = []
+        self._is_open = True
+        model.add_listener(self)
+
+    def add_termination_listener(self, note: Callable[..., Any]) -> None:
+        """As asyncpg's."""
+        self._on_end.append(note)
+
+    async def add_listener(self, channel: str, note: Callable[..., Any]) -> None:
+        """As asyncpg's."""
+        await asyncio.sleep(0)
+        self._channels.setdefault(channel, []).append(note)
+
+    def terminate(self) -> None:
+        """As asyncpg's."""
+        self._is_open = False
+        self._model.remove_listener(self)
+
+    async def close(self, **_options: Any) -> None:
+        """As asyncpg's."""
+        self.terminate()
+
+    def deliver(self, channel: str, payload: str) -> None:
+        """Send a notification over the network; a cut link loses it."""
+        for note in self._channels.get(channel, ()):
+            self._run_later(note, self, 0, channel, payload)
+
+    def lose(self) -> None:
+        """The server is gone."""
+        self.terminate()
+        for note in self._on_end:
+            self._run_later(note, self)
+
+    def _run_later(self, note: Callable[..., Any], *args: Any) -> None:
+        world = self._model.world
+        if not world.network.is_cut(self._model.name, self.process.name):
+            world.in_process(self.process, 0.001, note, *args)
+
+
+class SimulatedPostgres(_InSession):
+    """Has the methods of `headrace.engines.postgres.Postgres`, of the current process."""
+
+    def __init__(self, model: PostgresModel) -> None:
+        super().__init__(model, None, None)
+        self.remote: Any = None
+        self.replica: Any = None
+        self.reads = self
+        self.remote_timeout_s = 4 * STATEMENT_TIMEOUT_S
+
+    async def open(self) -> None:
+        """As `Postgres.open`."""
+        await self._connect()
+
+    async def close(self) -> None:
+        """As `Postgres.close`."""
+
+    def with_own_pool(self, _connections_max: int) -> SimulatedPostgres:
+        """As `Postgres.with_own_pool`."""
+        return SimulatedPostgres(self._model)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[SimulatedTx]:
+        """As `Postgres.transaction`."""
+        async with self.session() as tx:
+            session = tx.session_held
+            assert session is not None, "opened by session"
+            session.is_open = True
+            try:
+                yield tx
+            except (PostgresDown, asyncio.CancelledError):
+                raise
+            except BaseException:
+                await tx.end(commits=False)
+                raise
+            await tx.end(commits=True)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SimulatedTx]:
+        """As `Postgres.session`."""
+        epoch = await self._connect()
+        session = self._model.open_session()
+        try:
+            yield SimulatedTx(self._model, session, epoch)
+        finally:
+            self._model.close_session(session)
+
+    async def connect_unpooled(self, **_options: Any) -> SimulatedConnection:
+        """As `Postgres.connect_unpooled`."""
+        await self._connect()
+        return SimulatedConnection(self._model)
+
+    async def _connect(self) -> int:
+        """Reach the server once; return its epoch."""
+        session = self._model.open_session()
+        try:
+            epoch: int = await self._reach(lambda: self._model.epoch, session)
+            return epoch
+        finally:
+            self._model.close_session(session)
