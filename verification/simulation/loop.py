@@ -13,7 +13,7 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar
 from typing import Any, Final, TypeVar
 
@@ -66,6 +66,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Callbacks that were run."""
         self.on_error: Callable[[dict[str, Any]], None] = lambda _context: None
         """Receives errors that no task awaited."""
+        self._servers: dict[str, Callable[[Callable[[], Any]], Awaitable[Any]]] = {}
 
     # What asyncio calls
 
@@ -120,6 +121,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(process.tasks.remove)
         return task
 
+    async def create_connection(  # type: ignore[override]  # servers of the simulation only
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **_options: Any
+    ) -> tuple[Any, Any]:
+        """As asyncio's, to a server of `listen`. Raises: OSError."""
+        transport = await self._servers[host](protocol_factory)
+        return transport, transport.protocol
+
     async def run_in_executor(  # type: ignore[override]  # asyncio returns a future
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> T:
@@ -166,6 +174,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             self._is_running = False
             asyncio.events._set_running_loop(None)  # noqa: SLF001 - as above
+
+    def listen(self, host: str, connect: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        """Let `create_connection` to `host` call `connect`, which returns a transport."""
+        self._servers[host] = connect
 
     def close(self) -> None:
         """Drop everything that is left, without running it."""

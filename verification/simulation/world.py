@@ -80,10 +80,17 @@ class Network:
 
     async def trip(self, sender: str, receiver: str, *, timeout_s: float) -> None:
         """Wait while a message travels. Raises: Unreachable, after `timeout_s` if it is lost."""
-        if self._is_lost(sender, receiver):
+        delay_s = self.delay_s(sender, receiver)
+        if delay_s is None:
             await asyncio.sleep(timeout_s)
             raise Unreachable(f"{sender} to {receiver}")
-        await asyncio.sleep(self._latency_s(sender, receiver))
+        await asyncio.sleep(delay_s)
+
+    def delay_s(self, sender: str, receiver: str) -> float | None:
+        """How long a message of now travels; None: it is lost."""
+        if self._is_lost(sender, receiver):
+            return None
+        return self._latency_s(sender, receiver)
 
     def _is_lost(self, sender: str, receiver: str) -> bool:
         if self.is_cut(sender, receiver):
