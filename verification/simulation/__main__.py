@@ -17,8 +17,11 @@ from importlib import import_module
 from itertools import count
 from typing import Any, Final
 
+import structlog
+
 SCENARIOS: Final = {
     "jobs": "verification.simulation.jobs:JobsScenario",
+    "views": "verification.simulation.views:ViewsScenario",
 }
 
 
@@ -41,6 +44,7 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "verification.simulation", *sys.argv[1:]])
     if not arguments.verbose:
         logging.disable(logging.CRITICAL)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     return simulate(arguments)
 
 

@@ -263,6 +263,7 @@ class SimulatedTransport:
 
     def __init__(self, server: ValkeyModel, protocol: Any, client: Process) -> None:
         self.client, self.protocol, self.is_closed = client, protocol, False
+        self._run_id = server.run_id
         self._server, self._reader = server, Reader()
         self._to_server = _OneWay(self, client.name, server.name, server.process, self._arrive)
         self._to_client = _OneWay(self, server.name, client.name, client, self._reply_arrives)
@@ -287,7 +288,7 @@ class SimulatedTransport:
 
     def _arrive(self, data: bytes) -> None:
         server = self._server
-        if not server.is_up or self not in server._connections and not self.is_closed:
+        if not server.is_up or server.run_id != self._run_id:
             return
         self._reader.feed(data)
         replies = []
