@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 
 SCENARIOS: Final = {
+    "feed": "verification.simulation.feed:FeedScenario",
     "jobs": "verification.simulation.jobs:JobsScenario",
     "views": "verification.simulation.views:ViewsScenario",
 }
