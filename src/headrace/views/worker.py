@@ -67,6 +67,8 @@ class Flusher:
         self.name = f"{name}:{token_hex(4)}"
         self._postgres = engines.postgres
         self._config = config
+        # A lease must outlast the pauses between flushes, or flushers take shards from each other.
+        self._lease_s = max(config.lease_s, LEASES_PER_TERM * config.flush_every_s)
         self._valkey = ValkeyStore(engines.valkey, engines.multiplexer)
         self._servers = engines.valkey
         self._sparse_log = SparseLogger(_log)
@@ -130,7 +132,7 @@ class Flusher:
 
     async def _lease(self) -> None:
         now_s = time.monotonic()
-        lasts_s = UNREACHABLE_S if self._unreachable else self._config.lease_s / LEASES_PER_TERM
+        lasts_s = UNREACHABLE_S if self._unreachable else self._lease_s / LEASES_PER_TERM
         if now_s - self._leased_s < lasts_s:
             return
         await self._update_durability()
@@ -141,7 +143,7 @@ class Flusher:
             shard: await self._if_reachable(shard, self._valkey.corrections(shard))
             for shard in range(shards)
         }
-        leased = await store.lease_shards(self._postgres, self.name, lease_s=self._config.lease_s)
+        leased = await store.lease_shards(self._postgres, self.name, lease_s=self._lease_s)
         self._leased_s = now_s
         unread = {state.shard for state in leased if corrections[state.shard] is None}
         self._unreachable = {
