@@ -40,7 +40,7 @@ PEOPLE: Final = tuple(range(1, 7))
 """Each is a viewer and an author."""
 CLIENTS_PER_PROCESS: Final = 2
 KEY: Final = derive_key("a secret of the simulation, 32 characters", "cursor")
-FAULT_MAX_S: Final = 40.0
+FAULT_MAX_S: Final = 30.0
 POSTS_MAX: Final = 150
 PAGES_MAX: Final = 60
 SETTLE_S: Final = 40.0
@@ -68,7 +68,7 @@ class PublishJobs:
 class FeedScenario:
     """See the module."""
 
-    gap_s = 100.0
+    gap_s = 20.0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -85,7 +85,7 @@ class FeedScenario:
             sweep_every_s=chance.choice([1.0, 1.0, 5.0]),
         )
         self.disturbance = Disturbance()
-        self._gap_s = chance.choice([1.0, 5.0, 20.0])
+        self._gap_s = chance.choice([1.0, 3.0, 10.0])
         self._starts: Counter[str] = Counter()
         self._number = 0
         self._is_working = True
@@ -183,7 +183,7 @@ class FeedScenario:
     async def _publish(self, feed: Feed, posts: list[str], by: str) -> None:
         """The handler of the job, at least once. Raises: HeadraceError."""
         facts = [self.ledger.posts[post].is_visible for post in posts]
-        while any(fact.is_busy for fact in facts):
+        while any(fact.is_busy for fact in facts):  # noqa: ASYNC110 - virtual
             await asyncio.sleep(1.0)
         facts = [self.ledger.posts[post].is_visible for post in posts if post in self.tables.posts]
         publish = feed.posts._publish(Publish(posts=posts))  # noqa: SLF001 - the job's handler

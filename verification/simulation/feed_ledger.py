@@ -1,8 +1,8 @@
 """What clients of the feed changed, and which pages are right at a moment.
 
 A fact is true or false, such as "7 follows 9" or "item:3 is visible". Changes of one fact follow
-each other. A change without an answer may have happened. A change that its process could not send to
-Valkey is deferred: other processes may show the former state until a sweep.
+each other. A change without an answer may have happened. A change that its process could not send
+to Valkey is deferred: other processes may show the former state until a sweep.
 """
 
 from __future__ import annotations
@@ -103,17 +103,10 @@ class FeedLedger:
         kinds: frozenset[str] | None = None,
     ) -> None:
         """Compare consecutive pages, from the newest post on, with what may be on them."""
-        if len(set(found)) < len(found):
-            self._note("twice", viewer, read, f"a post is twice in {found}")
-        places = [self.posts[post].position for post in found if post in self.posts]
-        known = [place for place in places if place is not None]
-        if known != sorted(known, reverse=True):
-            self._note("order", viewer, read, f"the posts are not in order: {found}")
+        self._check_order(viewer, read, found)
         shown, last = set(found), None
         if not is_end:
-            if not found:
-                return
-            last = self.posts[found[-1]].position if found[-1] in self.posts else None
+            last = self.posts[found[-1]].position if found and found[-1] in self.posts else None
             if last is None:
                 return
         for name, may, must in self._states(viewer, read):
@@ -127,6 +120,14 @@ class FeedLedger:
                 self._note("missing", viewer, read, f"{name} of {post.author} is not in {found}")
         for name in shown - self.posts.keys():
             self._note("unknown", viewer, read, f"{name} was never posted")
+
+    def _check_order(self, viewer: int, read: Read, found: Sequence[str]) -> None:
+        if len(set(found)) < len(found):
+            self._note("twice", viewer, read, f"a post is twice in {found}")
+        places = [self.posts[post].position for post in found if post in self.posts]
+        known = [place for place in places if place is not None]
+        if known != sorted(known, reverse=True):
+            self._note("order", viewer, read, f"the posts are not in order: {found}")
 
     def _states(self, viewer: int, read: Read) -> Iterator[tuple[str, bool, bool]]:
         """Each post, and whether the viewer may see it and must see it."""

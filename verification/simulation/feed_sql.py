@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from headrace.feed.model import TICKS, ChangeKind, entry_of
 from headrace.feed.store import SQL
@@ -205,7 +205,7 @@ class FeedTables:
     def _find_posts(self, ids: Sequence[str]) -> list[Row]:
         return [_fields(post, row) for post in ids if (row := self.posts.get(post)) is not None]
 
-    def _page(
+    def _page(  # noqa: PLR0917 - of the query
         self,
         viewer: int,
         score: int,
@@ -276,7 +276,7 @@ class FeedTables:
         return [row | {"items": [], "scores": []}]
 
     def _mute_block(
-        self, viewer: int, authors: Sequence[int], kind: str, is_set: bool, rows_max: int
+        self, viewer: int, authors: Sequence[int], kind: str, *, is_set: bool, rows_max: int
     ) -> list[Row]:
         self._lock_viewers([viewer, *authors] if kind == "block" else [viewer])
         table, changed = self.mutes_blocks, 0

@@ -6,8 +6,8 @@ a lost batch is sent again as TCP does, until its connection ends. `SimulatedVal
 of `headrace.engines.valkey.Valkey`.
 
 The server writes each command or function call to its append-only file at once, or later while its
-disk is slow, and a replica receives it after a lag. So a crash, a power cut, an old copy of the data
-or a failover loses the newest of these writes, and nothing else. Clusters are left out.
+disk is slow, and a replica receives it after a lag. So a crash, a power cut, an old copy or a
+failover loses the newest of these writes, and nothing else. Clusters are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libvalkey import Reader
 
 from headrace.engines.valkey import ValkeyDown
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.valkey_data import OK, Data, ErrorReply, Reply, Status
+from verification.simulation.valkey_data import Data, ErrorReply, Reply, Status
 from verification.simulation.valkey_lua import Libraries, encode, encode_error
 from verification.simulation.world import BEGIN, World
 
@@ -126,10 +126,6 @@ class ValkeyModel:
         code = self.libraries.codes.get(words[3].decode())
         return [] if code is None else [[b"library_name", words[3], b"library_code", code]]
 
-    def _flushall(self, _words: list[bytes]) -> Reply:
-        self.data = Data(self.now_ms, self._chance)
-        return OK
-
     # Copies and writes
 
     @property
@@ -211,7 +207,7 @@ class ValkeyModel:
         self.is_up = True
 
     def _start(self) -> None:
-        self.run_id = "%040x" % self._chance.getrandbits(160)
+        self.run_id = f"{self._chance.getrandbits(160):040x}"
         self.libraries = Libraries(self._in_function)
 
     def _in_function(self, words: list[bytes]) -> Reply:
@@ -248,14 +244,11 @@ class ValkeyModel:
             self.forget(connection)
 
 
+_OWN_NAMES: Final = ("info", "time", "config", "cluster", "function")
 _OWN: Final[dict[bytes, Callable[[ValkeyModel, list[bytes]], Reply]]] = {
-    b"INFO": ValkeyModel._info,
-    b"TIME": ValkeyModel._time,
-    b"CONFIG": ValkeyModel._config,
-    b"CLUSTER": ValkeyModel._cluster,
-    b"FUNCTION": ValkeyModel._function,
+    name.upper().encode(): getattr(ValkeyModel, f"_{name}") for name in _OWN_NAMES
 }
-_IN_FUNCTION: Final = {b"INFO": ValkeyModel._info, b"TIME": ValkeyModel._time}
+_IN_FUNCTION: Final = {name: _OWN[name] for name in (b"INFO", b"TIME")}
 
 
 class SimulatedTransport:
@@ -264,7 +257,7 @@ class SimulatedTransport:
     def __init__(self, server: ValkeyModel, protocol: Any, client: Process) -> None:
         self.client, self.protocol, self.is_closed = client, protocol, False
         self._run_id = server.run_id
-        self._server, self._reader = server, Reader()
+        self.server, self._reader = server, Reader()
         self._to_server = _OneWay(self, client.name, server.name, server.process, self._arrive)
         self._to_client = _OneWay(self, server.name, client.name, client, self._reply_arrives)
         protocol.connection_made(self)
@@ -277,17 +270,17 @@ class SimulatedTransport:
     def abort(self) -> None:
         """As asyncio's: what was not sent yet is dropped."""
         self.is_closed = True
-        self._server.forget(self)
+        self.server.forget(self)
 
     close = abort
 
     def lose(self) -> None:
         """The server is gone; the client notices if a packet reaches it."""
-        self._server.forget(self)
+        self.server.forget(self)
         self._to_client.send(b"")
 
     def _arrive(self, data: bytes) -> None:
-        server = self._server
+        server = self.server
         if not server.is_up or server.run_id != self._run_id:
             return
         self._reader.feed(data)
@@ -334,7 +327,7 @@ class _OneWay:
             self._try(1)
 
     def _try(self, attempt: int) -> None:
-        world = self._transport._server.world
+        world = self._transport.server.world
         delay_s = world.network.delay_s(*self._link)
         if delay_s is None:
             if not self._transport.is_closed:
@@ -428,7 +421,7 @@ class SimulatedSession:
             return 0
         await self._valkey.command("PING")
         ends_s = model.world.now_s + timeout_ms / 1000
-        while reached() < self._end and model.world.now_s < ends_s:
+        while reached() < self._end and model.world.now_s < ends_s:  # noqa: ASYNC110 - virtual
             await asyncio.sleep(0.005)
         await self._valkey.command("PING")
         if model.run_id != self._run_id:

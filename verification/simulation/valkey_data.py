@@ -213,15 +213,17 @@ class Data:
     def _del(self, words: Words) -> int:
         return sum(self.remove(key) for key in words[1:])
 
+    _unlink = _del
+
     def _exists(self, words: Words) -> int:
         return sum(key in self.keys and not self._has_expired(key) for key in words[1:])
 
     def _expire(self, words: Words) -> int:
         at_ms = self._now_ms() + int(words[2]) * 1000
         self._effect = (b"PEXPIREAT", words[1], b"%d" % at_ms)
-        return self._expire_at([b"PEXPIREAT", words[1], b"%d" % at_ms])
+        return self._pexpireat([b"PEXPIREAT", words[1], b"%d" % at_ms])
 
-    def _expire_at(self, words: Words) -> int:
+    def _pexpireat(self, words: Words) -> int:
         if words[1] not in self.keys:
             return 0
         self.expires_ms[words[1]] = int(words[2])
@@ -548,56 +550,24 @@ def _index(text: bytes, length: int) -> int:
 
 
 def _copied(value: Any) -> Any:
-    return (
-        value
-        if type(value) is bytes
-        else value.copy()
-        if not isinstance(value, Members | Sketch)
-        else type(value)(value)
-    )
+    if type(value) is bytes:
+        return value
+    if isinstance(value, Members | Sketch):
+        return type(value)(value)
+    return value.copy()
 
 
+_READ_NAMES: Final = """
+PING EXISTS GET MGET OBJECT SCAN HGET HMGET SCARD SISMEMBER SMEMBERS SRANDMEMBER SINTER
+SINTERCARD ZSCORE ZCOUNT ZRANGE XRANGE XREVRANGE PFCOUNT
+"""
+_WRITE_NAMES: Final = """
+DEL UNLINK EXPIRE PEXPIREAT RENAME SET MSET INCR INCRBY HSET HSETNX HDEL SADD SREM ZADD ZREM
+ZREMRANGEBYSCORE XADD XDEL XTRIM PFADD
+"""
 COMMANDS: Final[dict[bytes, tuple[Callable[[Data, Words], Reply], bool]]] = {
-    b"PING": (Data._ping, False),
-    b"DEL": (Data._del, True),
-    b"UNLINK": (Data._del, True),
-    b"EXISTS": (Data._exists, False),
-    b"EXPIRE": (Data._expire, True),
-    b"PEXPIREAT": (Data._expire_at, True),
-    b"RENAME": (Data._rename, True),
-    b"GET": (Data._get, False),
-    b"MGET": (Data._mget, False),
-    b"SET": (Data._set, True),
-    b"MSET": (Data._mset, True),
-    b"INCR": (Data._incr, True),
-    b"INCRBY": (Data._incrby, True),
-    b"OBJECT": (Data._object, False),
-    b"SCAN": (Data._scan, False),
-    b"HGET": (Data._hget, False),
-    b"HMGET": (Data._hmget, False),
-    b"HSET": (Data._hset, True),
-    b"HSETNX": (Data._hsetnx, True),
-    b"HDEL": (Data._hdel, True),
-    b"SADD": (Data._sadd, True),
-    b"SREM": (Data._srem, True),
-    b"SCARD": (Data._scard, False),
-    b"SISMEMBER": (Data._sismember, False),
-    b"SMEMBERS": (Data._smembers, False),
-    b"SRANDMEMBER": (Data._srandmember, False),
-    b"SINTER": (Data._sinter, False),
-    b"SINTERCARD": (Data._sintercard, False),
-    b"ZADD": (Data._zadd, True),
-    b"ZREM": (Data._zrem, True),
-    b"ZSCORE": (Data._zscore, False),
-    b"ZCOUNT": (Data._zcount, False),
-    b"ZREMRANGEBYSCORE": (Data._zremrangebyscore, True),
-    b"ZRANGE": (Data._zrange, False),
-    b"XADD": (Data._xadd, True),
-    b"XDEL": (Data._xdel, True),
-    b"XRANGE": (Data._xrange, False),
-    b"XREVRANGE": (Data._xrevrange, False),
-    b"XTRIM": (Data._xtrim, True),
-    b"PFADD": (Data._pfadd, True),
-    b"PFCOUNT": (Data._pfcount, False),
+    name.encode(): (getattr(Data, f"_{name.lower()}"), is_write)
+    for names, is_write in ((_READ_NAMES, False), (_WRITE_NAMES, True))
+    for name in names.split()
 }
 """Commands that the product's libraries and clients use, and whether they write."""

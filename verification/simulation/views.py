@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ LAG_S: Final = 60.0
 LOOK_EVERY_S: Final = 10.0
 EVENT_TRIES: Final = 60
 LOSS_FELT_S: Final = 900.0
-FAULT_MAX_S: Final = 40.0
+FAULT_MAX_S: Final = 30.0
 
 
 def engines_for(postgres: PostgresModel, valkey: ValkeyModel) -> Engines:
@@ -63,7 +64,7 @@ def engines_for(postgres: PostgresModel, valkey: ValkeyModel) -> Engines:
 class ViewsScenario:
     """See the module."""
 
-    gap_s = 150.0
+    gap_s = 25.0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -76,13 +77,13 @@ class ViewsScenario:
         self.is_durable = bool(replicas or policy == "always") and chance.random() < 0.5
         self.config = ViewsConfig(
             shards=SHARDS,
-            flush_every_s=chance.choice([0.25, 1.0, 5.0, 20.0]),
+            flush_every_s=chance.choice([0.5, 2.0, 5.0, 20.0]),
             cache_for_s=chance.choice([60.0, 600.0, 172_800.0]),
             durability="durable" if self.is_durable else "fast",
             durable_replicas=replicas,
         )
         self.disturbance = Disturbance()
-        self._gap_s = chance.choice([2.0, 10.0, 30.0])
+        self._gap_s = chance.choice([1.0, 3.0, 10.0])
         """Mean time between two calls of a client."""
         self._potential: Counter[Kind] = Counter()
         self._lost_s = float("-inf")
@@ -170,7 +171,7 @@ class ViewsScenario:
             (self._marked, 20),
             (self._with_event, 15),
             (self._read, 30),
-            (self._move, 1),
+            (self._move, 4),
             (self._delete, 1),
         ]
         names, weights = [action for action, _ in actions], [weight for _, weight in actions]
@@ -226,10 +227,8 @@ class ViewsScenario:
         """Send an acknowledged event again: it must not count, unless Valkey loses the event."""
         call = self.ledger.begin(Counter(), has_event=True)
         lost_s = self._lost_s
-        try:
+        with suppress(Unavailable):
             await views.hits([hit])
-        except Unavailable:
-            pass
         self.ledger.end(call, is_counted=True)
         if self._lost_s != lost_s:
             self.ledger.end(self.ledger.begin(_views_of([hit])), is_counted=None)
@@ -262,9 +261,10 @@ class ViewsScenario:
         for _ in range(EVENT_TRIES):
             try:
                 await views.corrections.move(request)
-                return
             except Unavailable:
                 await asyncio.sleep(chance.uniform(0.5, 5.0))
+            else:
+                return
 
     async def _delete(self, views: Views, chance: random.Random) -> None:
         entity = f"gone:{next(self._numbers)}"

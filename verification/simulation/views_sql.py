@@ -135,7 +135,7 @@ class ViewsTables:
 
     # Counting
 
-    def _flush(
+    def _flush(  # noqa: PLR0917 - of the query
         self,
         shard: int,
         from_id: str,
@@ -214,7 +214,7 @@ class ViewsTables:
                 table.pop(key)
         return [{"total": total, "until_at": until_at}]
 
-    def _reclassify(
+    def _reclassify(  # noqa: PLR0917 - of the query
         self,
         id: str,  # noqa: A002 - of the query
         shard: int,

@@ -1,0 +1,65 @@
+"""Seeds of views and the feed: promises hold, seeds replay, planted bugs are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import structlog
+from verification.simulation.planted_views import bugs, planting, scenario_of
+from verification.simulation.run import run_seed
+from verification.simulation.world import repository
+
+SEEDS = [("views", 3), ("views", 4), ("feed", 1), ("feed", 2)]
+HOURS = 0.03
+SOAK_SEEDS = 200
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+
+
+@pytest.mark.parametrize(("room", "seed"), SEEDS)
+def test_a_seed_breaks_no_promise(room, seed):
+    outcome = run_seed(scenario_of(room), seed, hours=HOURS)
+    assert not outcome.findings
+    assert outcome.faults
+
+
+@pytest.mark.parametrize("room", ["views", "feed"])
+def test_a_seed_replays_in_another_process(room):
+    outcomes = {_digest_in_process(room) for _ in range(2)}
+    assert len(outcomes) == 1
+
+
+def _digest_in_process(room):
+    words = [sys.executable, "-m", "verification.simulation", room, "--seed", "5"]
+    folder = repository()
+    env = os.environ | {"PYTHONPATH": f"{folder / 'src'}:{folder}"}
+    done = subprocess.run(
+        [*words, "--hours", "0.01"],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.partition("digest ")[2].split(":")[0]
+
+
+@pytest.mark.parametrize("bug", bugs(), ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug):
+    with planting(bug):
+        assert run_seed(scenario_of(bug.room), bug.seed, hours=bug.hours).findings
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("room", ["views", "feed"])
+def test_many_seeds_break_no_promise(room):
+    for seed in range(1000, 1000 + SOAK_SEEDS):
+        outcome = run_seed(scenario_of(room), seed, hours=0.1)
+        assert not outcome.findings, f"python -m verification.simulation {room} --seed {seed}"
