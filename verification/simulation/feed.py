@@ -29,7 +29,12 @@ from verification.simulation.feed_sql import FeedTables
 from verification.simulation.loop import CURRENT, Process
 from verification.simulation.postgres import PostgresModel, SimulatedPostgres
 from verification.simulation.valkey import ValkeyModel
-from verification.simulation.valkey_faults import Disturbance, postgres_kinds, valkey_kinds
+from verification.simulation.valkey_faults import (
+    Disturbance,
+    link_kind,
+    postgres_kinds,
+    valkey_kinds,
+)
 from verification.simulation.views import engines_for
 from verification.simulation.world import World
 
@@ -116,6 +121,7 @@ class FeedScenario:
         """Faults of processes and both engines. PostgreSQL loses no commits."""
         kinds = [
             *process_kinds([*APIS, *SWEEPERS, WORKER], lasts_max_s=FAULT_MAX_S),
+            link_kind([*APIS, *SWEEPERS, WORKER], self.valkey, lasts_max_s=FAULT_MAX_S),
             *valkey_kinds(self.valkey, lasts_max_s=FAULT_MAX_S),
             *(
                 kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -72,24 +72,44 @@ def valkey_kinds(model: ValkeyModel, *, lasts_max_s: float) -> list[FaultKind]:
     def older(fault: Fault) -> int:
         return max(0, model.units_end - 1 - int(OLD_WRITES_MAX * fault.strength**2))
 
+    def stall(_world: World, fault: Fault) -> Callable[[], None]:
+        model.written()
+        model.write_lag_s = 2.0
+
+        def kill() -> None:
+            end = model.written()
+            model.write_lag_s = 0.0
+            model.restart(end=end, down_s=0.1 + fault.strength)
+
+        return kill
+
     kinds = [
         ("valkey_kill", restart(lambda _fault: model.written()), 3.0),
         ("valkey_power", restart(synced), 1.0),
-        ("valkey_emptied", restart(lambda _fault: None), 0.5),
-        ("valkey_old", restart(older), 0.5),
+        ("valkey_emptied", restart(lambda _fault: None), 1.0),
+        ("valkey_old", restart(older), 1.0),
         ("valkey_freeze", lambda world, _fault: world.pause(model.name), 2.0),
         ("valkey_clock", _step, 1.0),
-        ("valkey_disk", set_lag("write_lag_s", 2.0), 2.0),
+        ("valkey_disk", set_lag("write_lag_s", 2.0), 1.0),
+        ("valkey_kill_on_slow_disk", stall, 2.0),
     ]
     if model.replicas:
         kinds += [
             ("valkey_failover", restart(lambda _fault: model.replicated()), 2.0),
             ("valkey_replica_lag", set_lag("replica_lag_s", 5.0), 2.0),
         ]
-    return [
-        FaultKind(name, act, [model.name], lasts_max_s if "restart" not in name else 0.0, weight)
-        for name, act, weight in kinds
-    ]
+    return [FaultKind(name, act, [model.name], lasts_max_s, weight) for name, act, weight in kinds]
+
+
+def link_kind(targets: Sequence[str], model: ValkeyModel, *, lasts_max_s: float) -> FaultKind:
+    """A process cannot reach Valkey, but it reaches PostgreSQL."""
+
+    def cut(world: World, fault: Fault) -> Callable[[], None]:
+        network, name = world.network, model.name
+        heals = [network.cut(fault.target, name), network.cut(name, fault.target)]
+        return lambda: [heal() for heal in heals] and None
+
+    return FaultKind("cut_from_valkey", cut, targets, lasts_max_s, 2.0)
 
 
 def postgres_kinds(

@@ -31,7 +31,12 @@ from verification.simulation.faults import FaultKind, process_kinds
 from verification.simulation.postgres import PostgresModel, SimulatedPostgres
 from verification.simulation.valkey import SimulatedValkey, ValkeyModel
 from verification.simulation.valkey_data import Stream, id_text
-from verification.simulation.valkey_faults import Disturbance, postgres_kinds, valkey_kinds
+from verification.simulation.valkey_faults import (
+    Disturbance,
+    link_kind,
+    postgres_kinds,
+    valkey_kinds,
+)
 from verification.simulation.views_ledger import Kind, Ledger
 from verification.simulation.views_sql import ViewsTables
 from verification.simulation.world import World
@@ -99,6 +104,7 @@ class ViewsScenario:
         """Faults of processes and both engines."""
         kinds = [
             *process_kinds([*APIS, *FLUSHERS], lasts_max_s=FAULT_MAX_S),
+            link_kind([*APIS, *FLUSHERS], self.valkey, lasts_max_s=FAULT_MAX_S),
             *(self._measured(kind) for kind in valkey_kinds(self.valkey, lasts_max_s=FAULT_MAX_S)),
             *(
                 self._measured(kind)
