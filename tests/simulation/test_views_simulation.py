@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,8 +10,17 @@ import sys
 import pytest
 import structlog
 from verification.simulation.planted_views import bugs, planting, scenario_of
+from verification.simulation.postgres import PostgresModel
 from verification.simulation.run import run_seed
-from verification.simulation.world import repository
+from verification.simulation.valkey import ValkeyModel
+from verification.simulation.views import engines_for
+from verification.simulation.views_sql import ViewsTables
+from verification.simulation.world import World, repository
+
+from headrace.engines.multiplex import ValkeyLost
+from headrace.engines.valkey import ValkeyDown
+from headrace.views.service import Views
+from headrace.views.settings import ViewsConfig
 
 SEEDS = [("views", 3), ("views", 4), ("feed", 1), ("feed", 2)]
 HOURS = 0.03
@@ -49,6 +59,34 @@ def _digest_in_process(room):
         check=True,
     )
     return done.stdout.partition("digest ")[2].split(":")[0]
+
+
+def test_a_durable_hit_that_was_counted_is_lost_and_not_refused():
+    """Views seed 1002: the caller would have sent it again, and it would have counted twice."""
+    world = World(1)
+    valkey = ValkeyModel(world, replicas=1)
+    postgres = PostgresModel(world)
+    ViewsTables(postgres)
+    config = ViewsConfig(shards=1, durability="durable", durable_replicas=1)
+    seen = []
+
+    async def api():
+        views = Views(engines_for(postgres, valkey), None, config)
+        await views.hit("ad:1")
+        valkey.replica_lag_s = 60.0
+        try:
+            await views.hit("ad:1")
+        except ValkeyDown as error:
+            seen.append(type(error))
+
+    async def scenario():
+        world.start("api", api)
+        await asyncio.sleep(0.5)
+        valkey.restart(end=valkey.units_end, down_s=1.0)
+        await asyncio.sleep(5.0)
+
+    world.run(scenario, hours_max=1)
+    assert seen == [ValkeyLost]
 
 
 @pytest.mark.parametrize("bug", bugs(), ids=lambda bug: bug.name)

@@ -123,16 +123,23 @@ class DurabilityWait:
         self._batchers: dict[int, Batcher[None, int]] = {}
 
     async def wait(self, shard: int) -> None:
-        """Wait for the next confirmation. Raises: NotDurable, ValkeyDown."""
+        """Wait for the next confirmation. Raises: NotDurable; ValkeyLost without a reply."""
+        try:
+            confirmed = await self._next_confirmation(shard)
+        except ValkeyDown as error:
+            # The caller's hits are counted, so it must not send them again as after ValkeyDown.
+            raise _lost(error.text) from error
+        required = self._replicas or 1
+        if confirmed < required:
+            raise NotDurable(confirmed, required)
+
+    async def _next_confirmation(self, shard: int) -> int:
         which = shard if await self._valkey.is_cluster() else ONE_SERVER
         batcher = self._batchers.get(which)
         if batcher is None:
             confirm = partial(self._confirm_for_all, which)
             batcher = self._batchers[which] = Batcher(confirm, wait_s=0, runs_at_once=1)
-        confirmed = await batcher.submit(None)
-        required = self._replicas or 1
-        if confirmed < required:
-            raise NotDurable(confirmed, required)
+        return await batcher.submit(None)
 
     async def _confirm_for_all(self, shard: int, callers: list[None]) -> list[int]:
         return [await self._confirm(shard)] * len(callers)
