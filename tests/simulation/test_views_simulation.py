@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import structlog
@@ -19,8 +20,10 @@ from verification.simulation.world import World, repository
 
 from headrace.engines.multiplex import ValkeyLost
 from headrace.engines.valkey import ValkeyDown
+from headrace.views.model import Reclassify, Traffic
 from headrace.views.service import Views
 from headrace.views.settings import ViewsConfig
+from headrace.views.worker import Flusher
 
 SEEDS = [("views", 3), ("views", 4), ("feed", 1), ("feed", 2)]
 HOURS = 0.03
@@ -87,6 +90,45 @@ def test_a_durable_hit_that_was_counted_is_lost_and_not_refused():
 
     world.run(scenario, hours_max=1)
     assert seen == [ValkeyLost]
+
+
+def test_a_move_between_classes_that_valkey_lost_is_repeated():
+    """Views seed 2002: a power cut lost the move, and the total of before stayed cached."""
+    world = World(1)
+    valkey, postgres = ValkeyModel(world), PostgresModel(world)
+    ViewsTables(postgres)
+    config = ViewsConfig(shards=1)
+    seen = []
+
+    async def flusher():
+        engines = engines_for(postgres, valkey)
+        await Flusher(engines, config, name="flusher").run(asyncio.Event())
+
+    async def api():
+        views = Views(engines_for(postgres, valkey), None, config)
+        await views.hits(["ad:1"] * 3)
+        await asyncio.sleep(10.0)
+        at = postgres.now().replace(minute=0, second=0, microsecond=0)
+        move = Reclassify(
+            id="ad:1",
+            from_at=at,
+            to_at=at + timedelta(hours=1),
+            source=Traffic.HUMAN,
+            target=Traffic.BOT,
+        )
+        end = valkey.units_end
+        await views.corrections.move(move)
+        valkey.restart(end=end, down_s=1.0)
+        await asyncio.sleep(30.0)
+        seen.extend(await views.totals(["ad:1"]))
+
+    async def scenario():
+        world.start("flusher", flusher)
+        world.start("api", api)
+        await asyncio.sleep(60.0)
+
+    world.run(scenario, hours_max=1)
+    assert [total.total for total in seen] == [0]
 
 
 @pytest.mark.parametrize("bug", bugs(), ids=lambda bug: bug.name)

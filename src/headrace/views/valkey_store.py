@@ -213,7 +213,7 @@ class ValkeyStore:
         return int(found or 0)
 
     async def revert_corrections(self, shard: int, *, found: int, stored: int) -> bool:
-        """Replace `found` by PostgreSQL's lower number. Return whether it was still `found`."""
+        """Replace `found` by PostgreSQL's number. Return whether it was still `found`."""
         return bool(
             await self._call("headrace_views_revert_corrections_v1", shard, [found, stored])
         )

@@ -79,6 +79,8 @@ class Flusher:
         self._shards: dict[int, ShardFlush] = {}
         self._unreachable: dict[int, float] = {}
         """Own shards with an unreachable primary of a cluster, and since when."""
+        self._corrections: dict[int, int] = {}
+        """Moves between classes by shard, as PostgreSQL had them at the last renewal."""
         self._leased_s = float("-inf")
         self._cursor = b"0"
         self._history_at_s = self._changes_at_s = float("-inf")
@@ -165,13 +167,15 @@ class Flusher:
                     trim_after_s=self._config.trim_after_s,
                 )
                 _log.info("views_shard_taken", shard=state.shard, through=state.through)
-            # Valkey is updated after the commit, so a higher number there means a lost commit.
+            # Valkey is updated after the commit: a higher number there means a lost commit. If it
+            # lacks a move of the last renewal, it lost writes, and cached totals are of before.
             found = corrections[state.shard] or 0
-            if found > state.corrections:
+            if not self._corrections.get(state.shard, 0) <= found <= state.corrections:
                 await self._if_reachable(state.shard, self._revert_corrections(state, found))
+            self._corrections[state.shard] = state.corrections
 
     async def _revert_corrections(self, state: store.Shard, found: int) -> None:
-        """Drop cached totals after PostgreSQL lost a move between classes."""
+        """Drop cached totals after an engine lost a move between classes."""
         if await self._valkey.revert_corrections(
             state.shard, found=found, stored=state.corrections
         ):
