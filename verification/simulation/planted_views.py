@@ -37,7 +37,8 @@ class Bug:
     new: str
     room: str
     seeds_max: int
-    seed: int = 1
+    seed: int = 0
+    """0: none is known."""
     hours: float = 0.05
 
 
