@@ -180,19 +180,19 @@ class FeedScenario:
         while True:
             await asyncio.sleep(1.0)
             try:
-                for job in await feed.posts._postgres.all(DUE):  # noqa: SLF001 - its engine
+                for job in await feed.posts._postgres.all(DUE):
                     await self._publish(feed, job["posts"], by)
-                    await feed.posts._postgres.run(DONE, id=job["id"])  # noqa: SLF001 - as above
+                    await feed.posts._postgres.run(DONE, id=job["id"])
             except HeadraceError:
                 continue
 
     async def _publish(self, feed: Feed, posts: list[str], by: str) -> None:
         """The handler of the job, at least once. Raises: HeadraceError."""
         facts = [self.ledger.posts[post].is_visible for post in posts]
-        while any(fact.is_busy for fact in facts):  # noqa: ASYNC110 - virtual
+        while any(fact.is_busy for fact in facts):
             await asyncio.sleep(1.0)
         facts = [self.ledger.posts[post].is_visible for post in posts if post in self.tables.posts]
-        publish = feed.posts._publish(Publish(posts=posts))  # noqa: SLF001 - the job's handler
+        publish = feed.posts._publish(Publish(posts=posts))
         await self._change(feed, by, publish, facts, value=True, posts=posts)
 
     async def _api(self, name: str) -> None:

@@ -162,7 +162,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def run_until_complete(self, future: Any) -> Any:
         """Run until the future or coroutine is done. Raises: SimulationStuck; its own error."""
-        asyncio.events._set_running_loop(self)  # noqa: SLF001 - what every event loop calls
+        asyncio.events._set_running_loop(self)
         self._is_running = True
         try:
             task = asyncio.ensure_future(future, loop=self)
@@ -173,7 +173,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             return task.result()
         finally:
             self._is_running = False
-            asyncio.events._set_running_loop(None)  # noqa: SLF001 - as above
+            asyncio.events._set_running_loop(None)
 
     def listen(self, host: str, connect: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         """Let `create_connection` to `host` call `connect`, which returns a transport."""
@@ -192,7 +192,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._waiting[process] = None
 
     def _add(self, handle: asyncio.Handle) -> None:
-        process = handle._context.get(CURRENT, OUTSIDE)  # type: ignore[attr-defined]  # noqa: SLF001
+        process = handle._context.get(CURRENT, OUTSIDE)  # type: ignore[attr-defined]
         if not process.is_alive:
             return
         process.ready.append(handle)
@@ -211,7 +211,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 handle = ready.popleft()
                 if not handle.cancelled():
                     self.steps += 1
-                    handle._run()  # noqa: SLF001 - what every event loop calls
+                    handle._run()
             if not process.is_alive:
                 ready.clear()
             if not ready or process.is_paused:

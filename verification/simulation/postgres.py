@@ -360,7 +360,7 @@ class _InSession(Runner):
         """Wait while the server is frozen. Raises: Unreachable."""
         model = self._model
         deadline_s = model.world.now_s + timeout_s
-        while model.process.is_paused and model.world.now_s < deadline_s:  # noqa: ASYNC110 - virtual
+        while model.process.is_paused and model.world.now_s < deadline_s:
             await asyncio.sleep(0.05)
         if model.process.is_paused or not model.is_up or model.epoch != epoch:
             raise Unreachable(model.name)

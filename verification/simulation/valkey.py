@@ -421,7 +421,7 @@ class SimulatedSession:
             return 0
         await self._valkey.command("PING")
         ends_s = model.world.now_s + timeout_ms / 1000
-        while reached() < self._end and model.world.now_s < ends_s:  # noqa: ASYNC110 - virtual
+        while reached() < self._end and model.world.now_s < ends_s:
             await asyncio.sleep(0.005)
         await self._valkey.command("PING")
         if model.run_id != self._run_id:
