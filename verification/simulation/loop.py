@@ -25,7 +25,7 @@ CALLBACKS_PER_INSTANT_MAX: Final = 1_000_000
 class Process:
     """A simulated process: a name, and whether it lives, runs, and by how much its clock is off."""
 
-    __slots__ = ("clock_off_s", "is_alive", "is_paused", "name", "ready", "tasks")
+    __slots__ = ("clock_off_s", "context", "is_alive", "is_paused", "name", "ready", "tasks")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,6 +33,8 @@ class Process:
         self.is_paused = False
         self.clock_off_s = 0.0
         """Added to its wall clock."""
+        self.context = Context()
+        """Of messages that arrive."""
         self.ready: deque[asyncio.Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
         """Keeps the tasks of a dead process, so that they are not collected."""
@@ -154,6 +156,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As asyncio's."""
         self.on_error(context)
+
+    def remove_reader(self, fd: Any) -> bool:
+        """As asyncio's; no descriptor is watched here."""
+        return False
 
     async def shutdown_asyncgens(self) -> None:
         """As asyncio's; nothing to do."""

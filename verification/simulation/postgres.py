@@ -18,12 +18,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from headrace.engines.postgres import PostgresBusy, PostgresDown, Runner
+from headrace.engines.postgres import PostgresBusy, PostgresDown, Runner, Tx
 from headrace.engines.sql import Query
-from verification.simulation.loop import CURRENT, Process
+from verification.simulation.loop import CURRENT, OUTSIDE, Process
 from verification.simulation.world import BEGIN, Unreachable, World
 
 Row: TypeAlias = dict[str, Any]
@@ -46,14 +47,28 @@ class _Waits(Exception):
 class Session:
     """A connection: what its open transaction changed and locked."""
 
-    __slots__ = ("has_ended", "is_open", "locked", "notes", "process", "undo")
+    __slots__ = (
+        "acted_s",
+        "has_ended",
+        "idle_max_s",
+        "is_open",
+        "locked",
+        "notes",
+        "process",
+        "undo",
+    )
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.is_open = False
         """A transaction is open."""
         self.has_ended = False
-        self.undo: list[Callable[[], None]] = []
+        self.acted_s = 0.0
+        """When its last statement ended."""
+        self.idle_max_s: float | None = None
+        """The server ends its open transaction after this time without a statement."""
+        self.undo: list[tuple[Table[Any, Any], Any, Any]] = []
+        """Table, key and former value of each change."""
         self.locked: list[tuple[Table[Any, Any] | None, Hashable]] = []
         self.notes: dict[tuple[str, str], None] = {}
 
@@ -98,14 +113,18 @@ class Table(Generic[Key, Value]):
     def put(self, key: Key, value: Value) -> None:
         """Insert or replace a row."""
         self.lock(key)
-        self._remember(key)
-        self._rows[key] = value
+        self._change(key, value)
 
     def pop(self, key: Key) -> Value | None:
         """Delete a row and return it."""
         self.lock(key)
-        self._remember(key)
-        return self._rows.pop(key, None)
+        before = self._rows.get(key)
+        if before is not None:
+            self._change(key, _MISSING)
+        return before
+
+    def note_change(self, key: Key, before: Value | None, after: Value | None) -> None:
+        """Called at each change of a row, also by a rollback: for indexes."""
 
     def is_locked(self, key: Key) -> bool:
         """Whether another transaction holds the row: SKIP LOCKED leaves it out."""
@@ -126,18 +145,29 @@ class Table(Generic[Key, Value]):
         """Called at the end of a transaction."""
         self._locks.pop(key, None)
 
-    def _remember(self, key: Key) -> None:
-        session, rows = self._model.session, self._rows
+    def _change(self, key: Key, after: Any) -> None:
+        session = self._model.session
         assert session is not None, "tables are changed by statements only"
+        session.undo.append((self, key, self._set(key, after)))
+
+    def _set(self, key: Key, after: Any) -> Any:
+        """Set or delete a row without its lock. Return its former value."""
+        rows = self._rows
         before: Any = rows.get(key, _MISSING)
+        if after is _MISSING:
+            rows.pop(key, None)
+        else:
+            rows[key] = after
+        self.note_change(
+            key,
+            None if before is _MISSING else before,
+            None if after is _MISSING else after,
+        )
+        return before
 
-        def undo() -> None:
-            if before is _MISSING:
-                rows.pop(key, None)
-            else:
-                rows[key] = before
-
-        session.undo.append(undo)
+    def undo(self, key: Key, before: Any) -> None:
+        """Called by a rollback."""
+        self._set(key, before)
 
 
 Statement: TypeAlias = Callable[..., Any]
@@ -161,9 +191,11 @@ class PostgresModel:
         self._queries: list[Query] = []
         self.session_helds: set[Session] = set()
         self._advisory: dict[Hashable, Session] = {}
-        self._commits: deque[list[Callable[[], None]]] = deque(maxlen=COMMITS_KEPT)
+        self._commits: deque[list[tuple[Table[Any, Any], Any, Any]]] = deque(maxlen=COMMITS_KEPT)
         self._listeners: list[SimulatedConnection] = []
         self._sequences: dict[str, int] = {}
+        self._context = copy_context()
+        self._context.run(CURRENT.set, OUTSIDE)
         world.on_death(self._end_sessions_of)
 
     # What rooms register and call
@@ -195,6 +227,10 @@ class PostgresModel:
         self._sequences[sequence] = value
         return value
 
+    def last_id(self, sequence: str) -> int:
+        """The last value of a sequence; 0 before the first."""
+        return self._sequences.get(sequence, 0)
+
     def notify(self, channel: str, payload: str) -> None:
         """NOTIFY: delivered when the statement or transaction commits."""
         assert self.session is not None, "only statements notify"
@@ -213,6 +249,27 @@ class PostgresModel:
             self._advisory[key] = session
             session.locked.append((None, key))
         return True
+
+    def limit_idle(self, idle_max_s: float) -> None:
+        """Set idle_in_transaction_session_timeout until the transaction ends."""
+        session = self.session
+        assert session is not None, "only statements set limits"
+        if session.is_open and session.idle_max_s is None:
+            session.idle_max_s = idle_max_s
+            self._check_idle_later(session, idle_max_s)
+
+    def _check_idle_later(self, session: Session, after_s: float) -> None:
+        self.world.loop.call_later(after_s, self._check_idle, session, context=self._context)
+
+    def _check_idle(self, session: Session) -> None:
+        if session.idle_max_s is None or not session.is_open or session.has_ended:
+            return
+        left_s = session.acted_s + session.idle_max_s - self.world.now_s
+        if left_s > 0 or self.process.is_paused:
+            self._check_idle_later(session, max(left_s, 1.0))
+        else:
+            self.world.trace("idle session ended", session.process.name)
+            self.close_session(session)
 
     # What sessions call
 
@@ -244,7 +301,9 @@ class PostgresModel:
             raise
         finally:
             self.session = before
-        if not session.is_open:
+        if session.is_open:
+            session.acted_s = self.world.now_s
+        else:
             self.commit(session)
         return result
 
@@ -287,8 +346,8 @@ class PostgresModel:
         for session in list(self.session_helds):
             self.close_session(session)
         for _ in range(min(lost_commits, len(self._commits))):
-            for undo in reversed(self._commits.pop()):
-                undo()
+            for table, key, before in reversed(self._commits.pop()):
+                table.undo(key, before)
         for connection in list(self._listeners):
             connection.lose()
         self.world.loop.call_later(down_s, self._start)
@@ -304,10 +363,12 @@ class PostgresModel:
 
     def _undo(self, session: Session, first: int) -> None:
         while len(session.undo) > first:
-            session.undo.pop()()
+            table, key, before = session.undo.pop()
+            table.undo(key, before)
 
     def _release(self, session: Session) -> None:
         session.is_open = False
+        session.idle_max_s = None
         for table, key in session.locked:
             if table is not None:
                 table.unlock(key)
@@ -395,7 +456,7 @@ def _as_driver(method: str, result: Any) -> Any:
     return next(iter(rows[0].values())) if rows else None
 
 
-class SimulatedTx(_InSession):
+class SimulatedTx(_InSession, Tx):
     """An open transaction or session; see `headrace.engines.postgres.Tx`."""
 
     async def allow_long_statements(self, longest_s: float) -> None:
@@ -471,6 +532,13 @@ class SimulatedPostgres(_InSession):
 
     async def close(self) -> None:
         """As `Postgres.close`."""
+
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Postgres.call`: by the agent of a slot if it takes the statement."""
+        if self.remote is not None and self.remote.takes(query, parameters):
+            timeout_s = self.remote_timeout_s
+            return await self.remote.call(method, query, parameters, timeout_s=timeout_s)
+        return await super().call(method, query, parameters)
 
     def with_own_pool(self, _connections_max: int) -> SimulatedPostgres:
         """As `Postgres.with_own_pool`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,30 @@ def run_seed(
     faults: Sequence[Fault] | None = None,
 ) -> Outcome:
     """Run one seed for `hours` of virtual time, with its own plan of faults or a part of it."""
+    gc.disable()  # no finalizer may run at a moment that the seed does not fix
+    try:
+        return _run_seed(kind, seed, hours=hours, faults=faults)
+    finally:
+        _bury()
+        gc.enable()
+
+
+def _bury() -> None:
+    """Collect what a run left: tasks that wait for ever, whose cleanup can do nothing any more."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _unraisable: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
+def _run_seed(
+    kind: Callable[[World], Scenario],
+    seed: int,
+    *,
+    hours: float,
+    faults: Sequence[Fault] | None,
+) -> Outcome:
     began_s = time.process_time()
     world = World(seed)
     scenario = kind(world)
@@ -95,14 +120,12 @@ def run_seed(
             await asyncio.sleep(1.0)
         found.extend(scenario.findings())
 
-    gc.disable()  # no finalizer may run at a moment that the seed does not fix
     try:
         world.run(whole, hours_max=hours + SETTLE_MAX_S / 1800)
     except (SimulationStuck, TimeoutError) as error:
         found.append(Finding("stuck", "the run", repr(error)))
     finally:
         world.end()
-        gc.enable()
     found += [Finding("error", "a process", text) for text in world.errors]
     return Outcome(
         seed=seed,

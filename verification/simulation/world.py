@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import random
 import time
@@ -20,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from tests.kit.history import LOST, Event, History, Recorder
 
 from verification.simulation.loop import CURRENT, OUTSIDE, Process, SimulatedLoop
@@ -71,6 +73,11 @@ class Network:
         self._loss[name] = share
         return lambda: self._loss.pop(name, None) and None
 
+    def is_disturbed(self, name: str) -> bool:
+        """Whether messages of or to a process are lost or late."""
+        has_cut = any(name in link for link in self._cuts)
+        return has_cut or name in self._slow or name in self._loss
+
     def is_cut(self, sender: str, receiver: str) -> bool:
         """Whether messages in this direction are dropped."""
         cuts = self._cuts
@@ -116,6 +123,8 @@ class World:
         self.errors: list[str] = []
         """Errors that no task awaited, and ends of processes that no fault caused."""
         self._mains: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._children: set[str] = set()
+        """Processes that only their parents start."""
         self._on_death: list[Callable[[Process], None]] = []
         self._graveyard: list[Process] = []
         self._digest = hashlib.sha256()
@@ -142,15 +151,23 @@ class World:
 
     # Processes
 
-    def start(self, name: str, main: Callable[[], Awaitable[None]]) -> Process:
-        """Start a process that runs `main`; after a kill a supervisor starts it again."""
+    def start(
+        self, name: str, main: Callable[[], Awaitable[None]], *, is_child: bool = False
+    ) -> Process:
+        """Start a process that runs `main`; after a kill a supervisor starts it again.
+
+        A child is started again by its parent alone.
+        """
         self._mains[name] = main
+        if is_child:
+            self._children.add(name)
         process = Process(name)
         self.processes[name] = process
-        context = copy_context()
-        context.run(CURRENT.set, process)
+        process.context = copy_context()
+        process.context.run(CURRENT.set, process)
         self.trace("start", name)
-        self.loop.create_task(self._supervised(process, main), name=name, context=context)
+        task_context = process.context.copy()
+        self.loop.create_task(self._supervised(process, main), name=name, context=task_context)
         return process
 
     async def _supervised(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
@@ -169,17 +186,18 @@ class World:
         self._on_death.append(note)
 
     def kill(self, name: str, *, restarts: bool = True) -> None:
-        """End a process as SIGKILL does: nothing of it runs any more."""
-        process = self.processes[name]
-        if not process.is_alive:
+        """End a process as SIGKILL does: nothing of it runs any more. No process: no effect."""
+        process = self.processes.get(name)
+        if process is None or not process.is_alive:
             return
         process.is_alive = False
+        process.ready.clear()
         self._graveyard.append(process)
         self.trace("kill", name)
         self.recorder.note(LOST, "process", pid=self.recorder.pid_of(process))
         for note in self._on_death:
             note(process)
-        if restarts:
+        if restarts and name not in self._children:
             delay_s = self._restart_chance.uniform(*RESTART_S)
             context = copy_context()
             context.run(CURRENT.set, OUTSIDE)
@@ -192,21 +210,32 @@ class World:
 
     def pause(self, name: str) -> Callable[[], None]:
         """Stop a process as SIGSTOP does, until the returned function is called."""
-        process = self.processes[name]
+        process = self.processes.get(name)
+        if process is None or not process.is_alive:
+            return lambda: None
         process.is_paused = True
         self.trace("pause", name)
         return lambda: self.loop.resume(process)
 
+    def is_disturbed(self, name: str) -> bool:
+        """Whether a process is dead or paused, or its network is not as it should be."""
+        process = self.processes.get(name)
+        is_running = process is not None and process.is_alive and not process.is_paused
+        return not is_running or self.network.is_disturbed(name)
+
     def in_process(
         self, process: Process, delay_s: float, call: Callable[..., Any], *args: Any
     ) -> None:
-        """Call a function later inside a process, as when a message arrives there."""
-        context = copy_context()
-        context.run(CURRENT.set, process)
-        self.loop.call_later(delay_s, call, *args, context=context)
+        """Call a function later inside a process, as when a message arrives there.
+
+        A process that has died by then does not receive it.
+        """
+        self.loop.call_later(delay_s, call, *args, context=process.context)
 
     def step_clock(self, name: str, by_s: float) -> None:
         """Step the wall clock of a process."""
+        if name not in self.processes:
+            return
         self.processes[name].clock_off_s += by_s
         self.trace("clock", name, by_s)
 
@@ -214,7 +243,7 @@ class World:
 
     def run(self, scenario: Callable[[], Awaitable[None]], *, hours_max: float) -> None:
         """Run a coroutine in this world. Raises: SimulationStuck, TimeoutError, its own error."""
-        with self.running():
+        with self.running(), _silent_logs():
             self.loop.run_until_complete(self._limited(scenario, hours_max * 3600))
 
     async def _limited(self, scenario: Callable[[], Awaitable[None]], seconds: float) -> None:
@@ -229,13 +258,17 @@ class World:
     def running(self) -> Iterator[None]:
         """Replace the clocks and random sources of this interpreter inside the block."""
         monotonic_s, wall_s = self.loop.time, self.wall_s
+        random_bytes = self.stream("urandom").randbytes
         replaced: dict[tuple[Any, str], Any] = {
             (time, "monotonic"): monotonic_s,
             (time, "perf_counter"): monotonic_s,
             (time, "monotonic_ns"): lambda: round(monotonic_s() * 1e9),
             (time, "time"): wall_s,
             (time, "time_ns"): lambda: round(wall_s() * 1e9),
-            (os, "urandom"): self.stream("urandom").randbytes,
+            (os, "urandom"): random_bytes,
+            (random, "_urandom"): random_bytes,  # of `secrets`
+            (os, "getloadavg"): lambda: (0.0, 0.0, 0.0),
+            (os, "sched_getaffinity"): lambda _pid: {0, 1},
         }
         kept = {place: getattr(*place) for place in replaced}
         state = random.getstate()
@@ -288,6 +321,20 @@ class WorldRecorder(Recorder):
     def _next_call(self) -> str:
         self._next += 1
         return str(self._next)
+
+
+@contextmanager
+def _silent_logs() -> Iterator[None]:
+    """Drop the product's log, unless logging is on: its lines would cost most of the time."""
+    if logging.root.manager.disable < logging.CRITICAL:
+        yield
+        return
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def repository() -> Path:

@@ -281,11 +281,14 @@ class ForkedWorkerPool:
         self._early_deaths = 0
         self._changed.set()
         if slot.pidfd < 0:
-            # Its zygote died before it reported the fork: it is this process's child by now.
-            with suppress(ProcessLookupError):
-                self._attach_process(slot, message.pid, os.pidfd_open(message.pid))
+            self._adopt(slot, message.pid)
 
     # Exits of slots
+
+    def _adopt(self, slot: WorkerProcess, pid: int) -> None:
+        """Watch a slot whose zygote died before it reported the fork: it is a child by now."""
+        with suppress(ProcessLookupError):
+            self._attach_process(slot, pid, os.pidfd_open(pid))
 
     def _on_forked(self, message: zygote_protocol.Forked, pidfd: int) -> None:
         slot = self._slots.get(message.slot)

@@ -1,0 +1,5 @@
+"""The room `jobs` in the simulation: models of its statements, and its processes."""
+
+from verification.simulation.jobs.scenario import JobsScenario, LateStandbyScenario
+
+__all__ = ["JobsScenario", "LateStandbyScenario"]
