@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument("--cpu-s", type=float, help="stop after this much processor time")
     parser.add_argument("--hours", type=float, default=1.0, help="virtual hours per seed")
     parser.add_argument("--twice", action="store_true", help="run each seed twice and compare")
+    parser.add_argument("--no-shrink", action="store_true", help="stop at the first failure")
     parser.add_argument("--faults", action="store_true", help="print the plan of each seed")
+    parser.add_argument("--plant", metavar="NAME", help="run with a bug of planted.toml")
     parser.add_argument("--verbose", action="store_true", help="print the product's log")
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -46,6 +48,10 @@ def main() -> int:
     if not arguments.verbose:
         logging.disable(logging.CRITICAL)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if arguments.plant:
+        from verification.simulation.planted import plant
+
+        plant(arguments.plant)
     return simulate(arguments)
 
 
@@ -84,6 +90,8 @@ def simulate(arguments: Any) -> int:
                 return 1
         if outcome.findings:
             print(*outcome.findings[:5], sep="")
+            if arguments.no_shrink:
+                return 1
             small = shrink(kind, outcome, hours=arguments.hours, note=print)
             print(f"\nthe {len(small.faults)} faults that matter:", *small.faults, sep="\n")
             print(*small.findings[:3], sep="")

@@ -194,8 +194,8 @@ class PostgresModel:
         self._commits: deque[list[tuple[Table[Any, Any], Any, Any]]] = deque(maxlen=COMMITS_KEPT)
         self._listeners: list[SimulatedConnection] = []
         self._sequences: dict[str, int] = {}
-        self._context = copy_context()
-        self._context.run(CURRENT.set, OUTSIDE)
+        self.context = copy_context()
+        self.context.run(CURRENT.set, OUTSIDE)
         world.on_death(self._end_sessions_of)
 
     # What rooms register and call
@@ -259,7 +259,7 @@ class PostgresModel:
             self._check_idle_later(session, idle_max_s)
 
     def _check_idle_later(self, session: Session, after_s: float) -> None:
-        self.world.loop.call_later(after_s, self._check_idle, session, context=self._context)
+        self.world.loop.call_later(after_s, self._check_idle, session, context=self.context)
 
     def _check_idle(self, session: Session) -> None:
         if session.idle_max_s is None or not session.is_open or session.has_ended:
@@ -400,48 +400,95 @@ class _InSession(Runner):
 
     async def _reach(self, act: Callable[[], Any], session: Session) -> Any:
         """Send a request to the server, act there, and return its reply."""
-        model, network = self._model, self._model.world.network
-        client = CURRENT.get().name
-        timeout_s = STATEMENT_TIMEOUT_S + ANSWER_GRACE_S
+        exchange = _Exchange(self._model, act, session, self._epoch)
         try:
-            await network.trip(client, model.name, timeout_s=timeout_s)
-            epoch = model.epoch if self._epoch is None else self._epoch
-            await self._wait_running(epoch, timeout_s)
-            result = await self._act(act, session, epoch)
-            await network.trip(model.name, client, timeout_s=timeout_s)
-            await self._wait_running(epoch, timeout_s)
+            return await exchange.response
         except Unreachable as error:
             raise PostgresDown(
                 "PostgreSQL of the simulation does not respond: wait for the end of the fault",
                 retry_after_s=2,
             ) from error
-        return result
 
-    async def _wait_running(self, epoch: int, timeout_s: float) -> None:
-        """Wait while the server is frozen. Raises: Unreachable."""
-        model = self._model
-        deadline_s = model.world.now_s + timeout_s
-        while model.process.is_paused and model.world.now_s < deadline_s:
-            await asyncio.sleep(0.05)
-        if model.process.is_paused or not model.is_up or model.epoch != epoch:
-            raise Unreachable(model.name)
 
-    async def _act(self, act: Callable[[], Any], session: Session, epoch: int) -> Any:
-        """Act, waiting for rows that other transactions hold. Raises: PostgresBusy, Unreachable."""
+class _Exchange:
+    """A request on its way to the server and its reply; no task waits on the server's side.
+
+    Both ways are timers, since a simulation spends most of its time here.
+    """
+
+    __slots__ = ("_act", "_client", "_deadline_s", "_epoch", "_model", "_session", "response")
+
+    def __init__(
+        self,
+        model: PostgresModel,
+        act: Callable[[], Any],
+        session: Session,
+        epoch: int | None,
+    ) -> None:
+        self._model, self._act, self._session = model, act, session
+        self._epoch = epoch
+        self._client = CURRENT.get().name
+        self._deadline_s = model.world.now_s + STATEMENT_TIMEOUT_S
+        self.response: asyncio.Future[Any] = model.world.loop.create_future()
+        self._travel(self._client, model.name, self._arrive)
+
+    def _travel(self, sender: str, receiver: str, arrive: Callable[..., None], *args: Any) -> None:
+        latency_s = self._model.world.network.delay_s(sender, receiver)
+        if latency_s is None:
+            self._later(STATEMENT_TIMEOUT_S + ANSWER_GRACE_S, self._fail)
+        else:
+            self._later(latency_s, arrive, *args)
+
+    def _later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        self._model.world.loop.call_later(delay_s, call, *args, context=self._model.context)
+
+    def _arrive(self) -> None:
+        """Act on the server; wait for rows that other transactions hold."""
         model = self._model
-        deadline_s = model.world.now_s + STATEMENT_TIMEOUT_S
-        while True:
-            if session.has_ended or model.epoch != epoch:
-                raise Unreachable(model.name)
-            try:
-                return act()
-            except _Waits as error:
-                if model.world.now_s > deadline_s:
-                    raise PostgresBusy(
-                        "PostgreSQL of the simulation stopped a statement that waited for a lock",
-                        retry_after_s=1,
-                    ) from error
-            await asyncio.sleep(LOCK_WAIT_S)
+        if self._is_frozen(self._arrive):
+            return
+        if self._epoch is None:
+            self._epoch = model.epoch
+        if self._session.has_ended or not model.is_up or model.epoch != self._epoch:
+            self._fail()
+            return
+        try:
+            result, error = self._act(), None
+        except _Waits:
+            if model.world.now_s < self._deadline_s:
+                self._later(LOCK_WAIT_S, self._arrive)
+                return
+            text = "PostgreSQL of the simulation stopped a statement that waited for a lock"
+            result, error = None, PostgresBusy(text, retry_after_s=1)
+        except Exception as raised:  # noqa: BLE001 - raised in the caller's task
+            result, error = None, raised  # type: ignore[assignment]
+        self._travel(model.name, self._client, self._deliver, result, error)
+
+    def _deliver(self, result: Any, error: Exception | None) -> None:
+        """Give the reply to the caller, unless the connection has ended meanwhile."""
+        if self._is_frozen(self._deliver, result, error):
+            return
+        if not self._model.is_up or self._model.epoch != self._epoch:
+            self._fail()
+        elif not self.response.done():
+            if error is None:
+                self.response.set_result(result)
+            else:
+                self.response.set_exception(error)
+
+    def _is_frozen(self, again: Callable[..., None], *args: Any) -> bool:
+        """Whether the server is frozen: try again later, for as long as a caller waits."""
+        if not self._model.process.is_paused:
+            return False
+        if self._model.world.now_s > self._deadline_s + ANSWER_GRACE_S:
+            self._fail()
+        else:
+            self._later(0.05, again, *args)
+        return True
+
+    def _fail(self) -> None:
+        if not self.response.done():
+            self.response.set_exception(Unreachable(self._model.name))
 
 
 def _as_driver(method: str, result: Any) -> Any:

@@ -18,7 +18,7 @@ from tests.kit.checkers import Finding
 
 from verification.simulation.faults import Fault, FaultInjector, FaultKind, plan_faults
 from verification.simulation.loop import SimulationStuck
-from verification.simulation.world import World
+from verification.simulation.world import World, silent_logs
 
 SETTLE_MAX_S: Final = 1800.0
 """Virtual time for the work to end after the last fault is healed."""
@@ -84,7 +84,8 @@ def _bury() -> None:
     """Collect what a run left: tasks that wait for ever, whose cleanup can do nothing any more."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _unraisable: None
     try:
-        gc.collect()
+        with silent_logs():
+            gc.collect()
     finally:
         sys.unraisablehook = hook
 

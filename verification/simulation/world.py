@@ -94,20 +94,19 @@ class Network:
         await asyncio.sleep(delay_s)
 
     def delay_s(self, sender: str, receiver: str) -> float | None:
-        """How long a message of now travels; None: it is lost."""
-        if self._is_lost(sender, receiver):
+        """How long a message travels that is sent now; None: it is lost."""
+        if (self._cuts or self._loss) and self._is_lost(sender, receiver):
             return None
-        return self._latency_s(sender, receiver)
+        first_s, last_s = LATENCY_S
+        if self._slow:
+            last_s += max(self._slow.get(sender, 0.0), self._slow.get(receiver, 0.0))
+        return first_s + (last_s - first_s) * self._chance.random()
 
     def _is_lost(self, sender: str, receiver: str) -> bool:
         if self.is_cut(sender, receiver):
             return True
         share = max(self._loss.get(sender, 0.0), self._loss.get(receiver, 0.0))
         return share > 0 and self._chance.random() < share
-
-    def _latency_s(self, sender: str, receiver: str) -> float:
-        more_s = max(self._slow.get(sender, 0.0), self._slow.get(receiver, 0.0))
-        return self._chance.uniform(*LATENCY_S) + (self._chance.uniform(0.0, more_s))
 
 
 class World:
@@ -243,7 +242,7 @@ class World:
 
     def run(self, scenario: Callable[[], Awaitable[None]], *, hours_max: float) -> None:
         """Run a coroutine in this world. Raises: SimulationStuck, TimeoutError, its own error."""
-        with self.running(), _silent_logs():
+        with self.running(), silent_logs():
             self.loop.run_until_complete(self._limited(scenario, hours_max * 3600))
 
     async def _limited(self, scenario: Callable[[], Awaitable[None]], seconds: float) -> None:
@@ -324,7 +323,7 @@ class WorldRecorder(Recorder):
 
 
 @contextmanager
-def _silent_logs() -> Iterator[None]:
+def silent_logs() -> Iterator[None]:
     """Drop the product's log, unless logging is on: its lines would cost most of the time."""
     if logging.root.manager.disable < logging.CRITICAL:
         yield

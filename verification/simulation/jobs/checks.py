@@ -44,9 +44,7 @@ class JobsChecks:
     def note(self, fault: str, subject: Any, text: str) -> None:
         """Add a finding."""
         if len(self._found) < 20:
-            self._found.append(
-                Finding(fault, subject, f"at {self._world.now_s:.3f} s: {text}")
-            )
+            self._found.append(Finding(fault, subject, f"at {self._world.now_s:.3f} s: {text}"))
 
     # Handlers
 
@@ -76,7 +74,7 @@ class JobsChecks:
         try:
             yield
         finally:
-            del self._runs[queue][number]
+            self._runs[queue].pop(number, None)
 
     def forget_process(self, name: str) -> None:
         """A process has died with its runs."""
@@ -86,6 +84,9 @@ class JobsChecks:
 
     def _check_start(self, queue: str, job: int, lease: int, lane: Any) -> None:
         if not self._holds(job, lease):
+            host = self._tables.host_of.get(lease)
+            if host is not None and self._tables.is_live(host):
+                self.note("stale start", job, f"lease {lease} does not hold it; host {host} lives")
             return
         runs = [run for run in self._runs[queue].values() if self._holds(run[0], run[1])]
         if sum(run[0] == job for run in runs) > 1:
@@ -115,10 +116,12 @@ class JobsChecks:
         if any(world.is_disturbed(name) for name in names) or not self.is_up():
             self._busy_s = world.now_s
         head = tables.plan.get(1)
-        if head is not None and self._terms.setdefault(head["term"], head["leader"]) != (
-            head["leader"]
+        if (
+            head is not None
+            and self._terms.setdefault(head["term"], head["leader"]) != (head["leader"])
         ):
             self.note("two leaders", head["term"], f"{self._terms[head['term']]} and {head}")
+        self._look_at_lanes()
         if world.now_s - self._busy_s < CALM_S:
             return
         late = tables.now() - seconds(RETURN_S)
@@ -127,13 +130,32 @@ class JobsChecks:
             if host is not None and host.expires_at < late:
                 self.note("late", lease.id, f"host {host.name} expired at {host.expires_at}")
 
+    def _look_at_lanes(self) -> None:
+        """Counts of waiting jobs, with the journal, are the jobs in the lanes."""
+        tables, sums = self._tables, Counter[tuple[int, str]]()
+        for (_, lane, queue), row in tables.lane_queue.items():
+            sums[queue, lane] += row.waiting
+        for event in tables.lane_event.values():
+            sums[event.queue, event.lane] += event.k
+        for (queue, lane_of), order in tables.laned.order.items():
+            sums[queue, str(lane_of)] -= len(order)
+        for place, over in sums.items():
+            if over:
+                self.note("lane counts", place, f"{over} more jobs are counted than wait")
+
     def is_up(self) -> bool:
         """Whether PostgreSQL responds."""
         return self._tables.model.is_up and not self._tables.model.process.is_paused
 
+    def begin_calm(self) -> None:
+        """All faults have ended."""
+        self._busy_s = self._world.now_s
+
     def is_settled(self) -> bool:
-        """Whether every job has ended, but for those of crons."""
+        """Whether every job has ended, but for those of crons, after a calm minute."""
         tables = self._tables
+        if self._world.now_s - self._busy_s < CALM_S:
+            return False
         crons = {queue for name, queue in tables.queue_by_name.items() if name == "minutely"}
         left = [job for job in tables.ready.values() if job.queue not in crons]
         return not left and not len(tables.laned) and not len(tables.lease)
@@ -147,11 +169,10 @@ class JobsChecks:
         stored |= {key for key, _ in tables.failed.items()}
         stored |= {job.id for lease in tables.lease.values() for job in lease.open_jobs}
         found = [*self._found, *checkers.lost(history, stored=stored)]
-        found += checkers.over_limit(
-            _of(history, "rated"), starts_max=5, window_s=10.0
-        )
+        found += checkers.over_limit(_of(history, "rated"), starts_max=5, window_s=10.0)
         found += checkers.doubled(history, what="callback", by="group", witness="job", kind=START)
         found += self._groups() + self._outcomes(stored) + self._counts() + self._crons()
+        found += self._hosts()
         return found
 
     def _groups(self) -> list[Finding]:
@@ -188,6 +209,21 @@ class JobsChecks:
             Finding("counts", name, f"{sums[name]} are counted, {count} ended so")
             for name, count in wanted.items()
             if sums[name] != count
+        ]
+
+    def _hosts(self) -> list[Finding]:
+        """Every host works again, and only leaders wrote plans."""
+        tables = self._tables
+        live = {host.name for host in tables.host.values() if tables.is_live(host.id)}
+        found = [
+            Finding("host is gone", name, "its process has no live row")
+            for name in ("agent-0", "agent-1", "agent-2", "work")
+            if name not in live
+        ]
+        return found + [
+            Finding("not the leader", writer, f"it wrote in term {term}; {leader} led in {own}")
+            for _, (writer, term, leader, own) in tables.written.items()
+            if (writer, term) != (leader, own)
         ]
 
     def _crons(self) -> list[Finding]:

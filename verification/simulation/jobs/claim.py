@@ -22,8 +22,17 @@ from verification.simulation.jobs.tables import NEVER, Host, Job, JobsTables, Le
 
 NO_LEASE: Final = dict.fromkeys(
     (
-        "lease_id", "is_plain", "ids", "run_ats", "priorities", "attempts", "losses", "lanes",
-        "headers", "versions", "payloads",
+        "lease_id",
+        "is_plain",
+        "ids",
+        "run_ats",
+        "priorities",
+        "attempts",
+        "losses",
+        "lanes",
+        "headers",
+        "versions",
+        "payloads",
     )
 )
 HEADERS_MAX: Final = 55
@@ -65,10 +74,15 @@ def add_leases(
             for job in part
         )
         lease = Lease(
-            id=t.model.next_id("job_lease"), host=host, queue=queue.id, jobs=part,
-            is_plain=is_plain, **facts,
+            id=t.model.next_id("job_lease"),
+            host=host,
+            queue=queue.id,
+            jobs=part,
+            is_plain=is_plain,
+            **facts,
         )
         t.lease.put(lease.id, lease)
+        t.host_of.put(lease.id, host)
         leases.append(lease)
     if jobs:
         now = t.now()
@@ -106,15 +120,25 @@ def _register_claims(t: JobsTables) -> None:
 
     @on(SQL.claim_ready)
     def claim_ready(
-        host: int, queue: int, leases_max: int, batch: int, priorities: list[int],
-        marks_at: list[datetime], marks_id: list[int], done: list[int],
+        host: int,
+        queue: int,
+        leases_max: int,
+        batch: int,
+        priorities: list[int],
+        marks_at: list[datetime],
+        marks_id: list[int],
+        done: list[int],
     ) -> list[Any]:
         lost, busy = (
             settle(t, whole=done, outcome="done", jobs={}, losses_max=1) if done else ([], [])
         )
         facts = {
-            "claimed_at": now(), "retries": None, "moved": 0, "lost": lost or None,
-            "busy": busy or None, "scan_s": 0.0,
+            "claimed_at": now(),
+            "retries": None,
+            "moved": 0,
+            "lost": lost or None,
+            "busy": busy or None,
+            "scan_s": 0.0,
         }
         of = open_queue(t, host, queue)
         if of is None:
@@ -138,13 +162,27 @@ def _register_claims(t: JobsTables) -> None:
 
     @on(SQL.claim_lanes)
     def claim_lanes(
-        host: int, queue: int, leases_max: int, batch: int, lanes_max: int, quantum: int,
-        is_folding: bool, event: int, ready_from: datetime,
+        host: int,
+        queue: int,
+        leases_max: int,
+        batch: int,
+        lanes_max: int,
+        quantum: int,
+        is_folding: bool,
+        event: int,
+        ready_from: datetime,
     ) -> list[Any]:
         facts: dict[str, Any] = {
-            "claimed_at": now(), "retries": None, "limiter": None, "wait_s": 0.0,
-            "last_event": event, "first_ready": None, "scan_s": 0.0, "is_full": False,
-            "slack_s": 0.0, "is_counted": False,
+            "claimed_at": now(),
+            "retries": None,
+            "limiter": None,
+            "wait_s": 0.0,
+            "last_event": event,
+            "first_ready": None,
+            "scan_s": 0.0,
+            "is_full": False,
+            "slack_s": 0.0,
+            "is_counted": False,
         }
         of = open_queue(t, host, queue)
         found = []
@@ -186,7 +224,13 @@ def _register_claims(t: JobsTables) -> None:
         grant(t, queue, planned, Counter(job.lane or "" for job in jobs), now())
         jobs.sort(key=lambda job: (job.priority, job.id))
         leases = add_leases(
-            t, host, of, jobs, batch, granted_at=now(), limiter=of.limiter,
+            t,
+            host,
+            of,
+            jobs,
+            batch,
+            granted_at=now(),
+            limiter=of.limiter,
             is_counted=facts["is_counted"],
         )
         return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
@@ -216,8 +260,11 @@ def _register_claims(t: JobsTables) -> None:
         wait_s = min(((at - now()).total_seconds() for at in moments), default=None)
         return [
             {
-                "ready": ready or None, "laned": laned or None, "wait_s": wait_s,
-                "polled_at": now(), "took_s": 0.0,
+                "ready": ready or None,
+                "laned": laned or None,
+                "wait_s": wait_s,
+                "polled_at": now(),
+                "took_s": 0.0,
                 "last_event": t.model.last_id("lane_event"),
             }
         ]
@@ -231,8 +278,13 @@ def _register_hosts(t: JobsTables) -> None:
         name: str, queues: list[int], lease_s: float, kind: str, tags: list[str], cores: int
     ) -> list[Any]:
         host = Host(
-            id=t.model.next_id("host"), name=name, queues=tuple(queues), kind=kind,
-            tags=tuple(tags), cores=cores, started_at=now(),
+            id=t.model.next_id("host"),
+            name=name,
+            queues=tuple(queues),
+            kind=kind,
+            tags=tuple(tags),
+            cores=cores,
+            started_at=now(),
             expires_at=now() + seconds(lease_s),
         )
         t.host.put(host.id, host)
@@ -248,12 +300,16 @@ def _register_hosts(t: JobsTables) -> None:
         found = [
             host
             for host in t.host.values()
-            if host.name == name and host.kind == "agent" and host.id not in own
+            if host.name == name
+            and host.kind == "agent"
+            and host.id not in own
             and host.expires_at > now()
         ]
         return [
             {
-                "id": host.id, "expires_at": host.expires_at, "started_at": host.started_at,
+                "id": host.id,
+                "expires_at": host.expires_at,
+                "started_at": host.started_at,
                 "left_s": (host.expires_at - now()).total_seconds(),
             }
             for host in found[-1:]

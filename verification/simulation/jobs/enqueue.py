@@ -195,16 +195,27 @@ def register(t: JobsTables) -> None:
         return [{"ids": enqueue(t, **given)}]
 
     def add_alike(
-        queue: int, priority: int, run_ats: Any, delays_s: Any, version: int, headers: str,
-        is_hinted: bool, payloads: Sequence[bytes],
+        queue: int,
+        priority: int,
+        run_ats: Any,
+        delays_s: Any,
+        version: int,
+        headers: str,
+        is_hinted: bool,
+        payloads: Sequence[bytes],
     ) -> list[int]:
         at = moment(now(), run_ats and run_ats[0], delays_s and delays_s[0])
         ids = []
         for payload in payloads:
             ids.append(t.model.next_id("job_id"))
             job = Job(
-                id=ids[-1], queue=queue, run_at=at, priority=priority, version=version,
-                headers=headers, payload=payload,
+                id=ids[-1],
+                queue=queue,
+                run_at=at,
+                priority=priority,
+                version=version,
+                headers=headers,
+                payload=payload,
             )
             t.ready.put(job.id, job)
         if is_hinted:
@@ -226,22 +237,37 @@ def register(t: JobsTables) -> None:
 
     @on(SQL.add_groups)
     def add_groups(
-        pending: list[int], queues: list[int], priorities: list[int], run_ats: Any,
-        delays_s: Any, lanes: Any, keys: Any, payloads: list[bytes], versions: Any,
+        pending: list[int],
+        queues: list[int],
+        priorities: list[int],
+        run_ats: Any,
+        delays_s: Any,
+        lanes: Any,
+        keys: Any,
+        payloads: list[bytes],
+        versions: Any,
         headers: list[str],
     ) -> list[Any]:
         ids = []
         for i, count in enumerate(pending):
             ids.append(t.model.next_id("job_group_id"))
             callback = Job(
-                id=0, queue=queues[i], run_at=now(), priority=priorities[i],
-                lane=lanes and lanes[i], unique_key=keys and keys[i], payload=payloads[i],
+                id=0,
+                queue=queues[i],
+                run_at=now(),
+                priority=priorities[i],
+                lane=lanes and lanes[i],
+                unique_key=keys and keys[i],
+                payload=payloads[i],
                 headers=headers[i] if len(headers) > 1 else headers[0],
                 version=1 if versions is None else versions[i],
             )
             group = Group(
-                id=ids[-1], pending=count, callback=callback,
-                run_at=run_ats and run_ats[i], delay_s=delays_s and delays_s[i],
+                id=ids[-1],
+                pending=count,
+                callback=callback,
+                run_at=run_ats and run_ats[i],
+                delay_s=delays_s and delays_s[i],
             )
             t.group.put(group.id, group)
             if count == 0:

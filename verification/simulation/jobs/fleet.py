@@ -60,7 +60,10 @@ def _register_queues(t: JobsTables) -> None:
     def find_queues(names: list[str] | None) -> list[Any]:
         return [
             {
-                "id": of.id, "name": of.name, "limiter": of.limiter, "is_alias": False,
+                "id": of.id,
+                "name": of.name,
+                "limiter": of.limiter,
+                "is_alias": False,
                 "needs_lane": of.needs_lane,
             }
             for of in t.queue.values()
@@ -93,8 +96,15 @@ def _register_crons(t: JobsTables) -> None:
         old = t.cron.get(name)
         is_same = old is not None and all(old[one] == given[one] for one in ("spec", "tz"))
         row = {
-            "name": name, "last_at": None, "last_job": None, "paused": False, "error": None,
-            **(old or {}), **given, "source": "code", "declared_at": now(),
+            "name": name,
+            "last_at": None,
+            "last_job": None,
+            "paused": False,
+            "error": None,
+            **(old or {}),
+            **given,
+            "source": "code",
+            "declared_at": now(),
             "next_at": old["next_at"] if old is not None and is_same else next_at,
         }
         t.cron.put(name, row | {"paused": row["paused"] and row["error"] is None, "error": None})
@@ -110,7 +120,9 @@ def _register_crons(t: JobsTables) -> None:
         due = [
             (row["next_at"], name)
             for name, row in t.cron.items()
-            if not row["paused"] and row["next_at"] <= now() and not t.cron.is_locked(name)
+            if not row["paused"]
+            and row["next_at"] <= now()
+            and not t.cron.is_locked(name)
             and row["declared_at"] > now() - seconds(forgotten_s)
         ]
         if not due:
@@ -198,13 +210,23 @@ def _register_counts(t: JobsTables) -> None:
             totals = t.total.get(of.id) or {}
             rows.append(
                 {
-                    "queue": of.name, "ready": ready + laned, "scheduled": later,
-                    "running": leased[of.id], "failed_kept": 0, "quarantined": 0,
+                    "queue": of.name,
+                    "ready": ready + laned,
+                    "scheduled": later,
+                    "running": leased[of.id],
+                    "failed_kept": 0,
+                    "quarantined": 0,
                     "oldest_s": 0.0 if oldest is None else (now() - oldest).total_seconds(),
                     **{
                         name: totals.get(name, 0)
                         for name in (
-                            "done", "failed", "cancelled", "retried", "lost", "run_s", "wait_s"
+                            "done",
+                            "failed",
+                            "cancelled",
+                            "retried",
+                            "lost",
+                            "run_s",
+                            "wait_s",
                         )
                     },
                 }
@@ -246,7 +268,8 @@ def _register_reports(t: JobsTables) -> None:
         is_draining = any(row.name == host and row.is_draining for row in t.host.values())
         return [
             {
-                "version": head["version"], "slots": msgspec.json.encode(slots).decode(),
+                "version": head["version"],
+                "slots": msgspec.json.encode(slots).decode(),
                 "is_draining": is_draining,
             }
         ]
@@ -257,10 +280,10 @@ def _register_reports(t: JobsTables) -> None:
         return [
             {
                 **msgspec.structs.asdict(row),
-                "queues": list(row.queues), "tags": list(row.tags),
-                "is_silent": row.expires_at <= now() or (
-                    row.reported_at is not None and row.reported_at < now() - seconds(silent_s)
-                ),
+                "queues": list(row.queues),
+                "tags": list(row.tags),
+                "is_silent": row.expires_at <= now()
+                or (row.reported_at is not None and row.reported_at < now() - seconds(silent_s)),
             }
             for _, row in sorted(newest.items())
         ]
@@ -278,7 +301,13 @@ def _register_reports(t: JobsTables) -> None:
                     **{
                         name: getattr(of, name)
                         for name in (
-                            "id", "name", "paused", "batch", "tag", "importance", "slots_min",
+                            "id",
+                            "name",
+                            "paused",
+                            "batch",
+                            "tag",
+                            "importance",
+                            "slots_min",
                             "slots_max",
                         )
                     },
@@ -298,8 +327,8 @@ def _register_reports(t: JobsTables) -> None:
             for key, row in t.lane_queue.at_last(of.id):
                 if row.ready_at <= now() and row.waiting > 0:
                     lane = t.lane.get(key[:2])
-                    limits = () if lane is None else (
-                        lane.limits.starts_max, lane.limits.concurrency
+                    limits = (
+                        () if lane is None else (lane.limits.starts_max, lane.limits.concurrency)
                     )
                     due += min([row.waiting, *(one for one in limits if one is not None)])
             due += max(0, sum(event.k for _, event in t.lane_event.of(of.id)))
@@ -325,7 +354,11 @@ def queue_name(t: JobsTables, queue: int) -> str:
 def plan_head(t: JobsTables) -> dict[str, Any]:
     """The row of fleet_plan."""
     return t.plan.get(1) or {
-        "leader": None, "leads_until": ALWAYS, "term": 0, "version": 0, "planned_at": None
+        "leader": None,
+        "leads_until": ALWAYS,
+        "term": 0,
+        "version": 0,
+        "planned_at": None,
     }
 
 
@@ -364,6 +397,8 @@ def _register_lead(t: JobsTables) -> None:
         if head["leader"] != leader or head["term"] != term:
             return [{"version": None}]
         t.plan.lock(1)
+        number = t.model.next_id("written")
+        t.written.put(number, (leader, term, head["leader"], head["term"]))
         wanted = {(row["host"], row["queue"]): row["slots"] for row in msgspec.json.decode(slots)}
         is_changed = head["version"] == 0
         for key, _ in t.slot.items():
@@ -433,9 +468,7 @@ def _register_allowances(t: JobsTables) -> None:
                 free = max(0, of.slots_max - slots_elsewhere(t, host, queue, of.slots_max))
                 if t.host.get(host) is not None:
                     t.allowance.put((host, queue), (allowed, is_short, call))
-                others = (
-                    row[1] for key, row in t.allowance.at_last(queue) if key[0] != host
-                )
+                others = (row[1] for key, row in t.allowance.at_last(queue) if key[0] != host)
                 if (is_short and not was_short) or (allowed < held and any(others)):
                     t.model.notify("headrace_fleet", "")
             answers.append({"queue": queue, "slots": min(allowed, free)})

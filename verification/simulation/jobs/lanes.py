@@ -368,8 +368,12 @@ def register(t: JobsTables) -> None:
 
     @on(SQL.set_limiter)
     def set_limiter(
-        limiter: str, starts_max: int | None, window_s: float | None, slack_s: float,
-        concurrency: int | None, is_set: bool,
+        limiter: str,
+        starts_max: int | None,
+        window_s: float | None,
+        slack_s: float,
+        concurrency: int | None,
+        is_set: bool,
     ) -> list[Any]:
         limits = Limits(
             starts_max=starts_max, window_s=window_s, slack_s=slack_s, concurrency=concurrency
@@ -409,8 +413,13 @@ def register(t: JobsTables) -> None:
 
     @on(SQL.set_lane)
     def set_lane(
-        limiter: str, lane: str, is_own: bool | None, starts_max: int | None,
-        window_s: float | None, concurrency: int | None, is_paused: bool | None,
+        limiter: str,
+        lane: str,
+        is_own: bool | None,
+        starts_max: int | None,
+        window_s: float | None,
+        concurrency: int | None,
+        is_paused: bool | None,
         weight: int | None,
     ) -> list[Any]:
         row = make_lane(t, limiter, lane)
@@ -438,14 +447,10 @@ def register(t: JobsTables) -> None:
         return [{}]
 
     @on(SQL.remove_idle_lanes)
-    def remove_idle_lanes(
-        limiter: str, lane: str, lanes_max: int, idle_s: float
-    ) -> list[Any]:
+    def remove_idle_lanes(limiter: str, lane: str, lanes_max: int, idle_s: float) -> list[Any]:
         seen = sorted(key for key, _ in t.lane.items() if key > (limiter, lane))[:lanes_max]
         removed = 0
-        leased = {
-            (lease.limiter, job.lane) for lease in t.lease.values() for job in lease.jobs
-        }
+        leased = {(lease.limiter, job.lane) for lease in t.lease.values() for job in lease.jobs}
         for key in seen:
             row = t.lane.get(key)
             if row is None or t.lane.is_locked(key) or row.is_own or row.paused:

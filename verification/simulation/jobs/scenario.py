@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 from tests.kit.checkers import Finding
 
 from headrace.engines.postgres import Postgres
+from headrace.jobs import store
 from headrace.jobs import Batch, Cancel, Fail, JobContext, JobsConfig, NewJob, Registry, Snooze
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.model import NewGroup
@@ -36,7 +37,9 @@ SCHEDULERS: Final = 2
 CLIENTS: Final = 3
 LASTS_MAX_S: Final = 90.0
 """Longer than a lease: a host that is cut off for so long is fenced."""
-QUIET_S: Final = 120.0
+GAPS_S: Final = (8.0, 20.0, 60.0)
+"""Mean times between two faults."""
+QUIET_S: Final = 60.0
 """Mean time between two bursts of a client."""
 RATE: Final = (5, 10.0)
 """Starts of a lane, and their window."""
@@ -48,10 +51,9 @@ OUTCOMES: Final = ("done",) * 12 + ("raise", "fail", "snooze", "cancel", "enqueu
 class JobsScenario:
     """See `run.Scenario`."""
 
-    gap_s = 60.0
-
     def __init__(self, world: World) -> None:
         self.world = world
+        self.gap_s = world.stream("gap").choice(GAPS_S)
         self.model = PostgresModel(world)
         self.tables = add_jobs(self.model)
         self.registry = Registry()
@@ -160,8 +162,21 @@ class JobsScenario:
 
     async def _call_once(self, jobs: Jobs, chance: random.Random) -> None:
         record = self.world.recorder
-        kind = chance.choice(("one", "many", "rated", "counted", "group", "unique", "chain",
-                              "capped", "batch", "open", "cancel"))
+        kind = chance.choice(
+            (
+                "one",
+                "many",
+                "rated",
+                "counted",
+                "group",
+                "unique",
+                "chain",
+                "capped",
+                "batch",
+                "open",
+                "cancel",
+            )
+        )
         count = chance.randint(1, 8)
         if kind == "one":
             new = [_job(chance, "plain", after_s=chance.choice((None, 3.0, 90.0)))]
@@ -207,8 +222,8 @@ class JobsScenario:
 
     async def _cancel(self, jobs: Jobs, chance: random.Random) -> None:
         newest = self.model.last_id("job_id")
-        if newest:
-            await jobs.cancel(chance.randint(max(1, newest - 10), newest), running=True)
+        ids = [chance.randint(max(1, newest - 10), max(1, newest))]
+        await store.workflows.cancel_tree(jobs._postgres, ids)  # noqa: SLF001 - its own lookup
 
     # The run
 
@@ -220,7 +235,9 @@ class JobsScenario:
 
     async def is_settled(self) -> bool:
         """See `run.Scenario`."""
-        self._is_quiet = True
+        if not self._is_quiet:
+            self._is_quiet = True
+            self.checks.begin_calm()
         self.checks.look()
         return self.checks.is_settled()
 
@@ -239,7 +256,7 @@ class LateStandbyScenario(JobsScenario):
 def _config(chance: random.Random) -> JobsConfig:
     """Settings with intervals of the seed; those that promises name are the defaults."""
     return JobsConfig(
-        poll_s=chance.choice((1.0, 5.0, 20.0)),
+        poll_s=chance.choice((1.0, 5.0, 5.0, 20.0, 20.0)),
         plan_every_s=chance.choice((5.0, 20.0)),
         cron_every_s=chance.choice((1.0, 5.0, 15.0)),
         backlog_every_s=chance.choice((15.0, 60.0)),

@@ -117,9 +117,7 @@ def settlement(
     return Settlement(lease, job, kind, delay_s, error, target)
 
 
-def settle_jobs(
-    t: JobsTables, settled: Sequence[Settlement], released: Sequence[Released]
-) -> None:
+def settle_jobs(t: JobsTables, settled: Sequence[Settlement], released: Sequence[Released]) -> None:
     """settle_jobs_v1: keys, chains, lanes, rows, counts, leases and groups, in this order."""
     settled = [settle_key(t, one) for one in settled]
     advance_chains(
@@ -127,7 +125,11 @@ def settle_jobs(
     )
     lanes = [
         Released(
-            one.lease.limiter, one.job.lane or "", one.lease.id, one.lease.queue, one.outcome,
+            one.lease.limiter,
+            one.job.lane or "",
+            one.lease.id,
+            one.lease.queue,
+            one.outcome,
             one.lease.granted_at,
         )
         for one in settled
@@ -283,9 +285,17 @@ def register(t: JobsTables) -> None:
 
     @on(SQL.settle)
     def settle_(
-        whole: list[int], outcome: str, leases: list[int], ids: list[int], outcomes: list[str],
-        delays_s: list[float | None], errors: list[str], tracebacks: list[str],
-        results: list[bytes | None], queues: list[str | None], losses_max: int,
+        whole: list[int],
+        outcome: str,
+        leases: list[int],
+        ids: list[int],
+        outcomes: list[str],
+        delays_s: list[float | None],
+        errors: list[str],
+        tracebacks: list[str],
+        results: list[bytes | None],
+        queues: list[str | None],
+        losses_max: int,
         progressed: list[int],
     ) -> list[Any]:
         for job in progressed:

@@ -321,9 +321,7 @@ class Keyed(Table[tuple[Any, ...], Value]):
         self.by_first: dict[Any, dict[tuple[Any, ...], None]] = defaultdict(dict)
         self.by_last: dict[Any, dict[tuple[Any, ...], None]] = defaultdict(dict)
 
-    def note_change(
-        self, key: tuple[Any, ...], before: Value | None, after: Value | None
-    ) -> None:
+    def note_change(self, key: tuple[Any, ...], before: Value | None, after: Value | None) -> None:
         """See `Table`."""
         if after is None:
             self.by_first[key[:-1]].pop(key, None)
@@ -386,6 +384,10 @@ class JobsTables:
         self.cron: Table[str, dict[str, Any]] = Table(model)
         self.cancel: Table[int, datetime] = Table(model)
         self.progress: Table[int, int] = Table(model)
+        self.host_of: Table[int, int] = Table(model)
+        """The host of every lease; of the model alone, for the checks."""
+        self.written: Table[int, tuple[str, int, str, int]] = Table(model)
+        """Writer and its term, leader and its term of each written plan; for the checks."""
         self.fired: Table[tuple[str, datetime], int] = Table(model)
         """The job of each fired moment of a cron; of the model alone, for the checks."""
 
