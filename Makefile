@@ -12,7 +12,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak fuzz planted torture bench lock reference docs screenshots gallery clean
+.PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,10 @@ soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests
 	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/python -m tools.planted
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
+	$(BIN)/python -m verification.simulation jobs --cpu-s 1200
+
+simulate: $(SET_UP) ## Simulate a room from seeds in virtual time (ROOM=jobs SEED=7: one seed; CPU_S=600: for so much processor time)
+	$(BIN)/python -m verification.simulation $(or $(ROOM),jobs) $(if $(SEED),--seed $(SEED),--cpu-s $(or $(CPU_S),60))
 
 fuzz: $(SET_UP) ## Try new bad input at every interface (FUZZ_S=600: seconds per interface; FUZZ_SEED=7: repeat a round)
 	FUZZ_S=$(or $(FUZZ_S),600) $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 tests/fuzz

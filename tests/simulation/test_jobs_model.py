@@ -41,19 +41,18 @@ AGED = {
     "lane_queue": ("ready_at",),
     "fleet_plan": ("leads_until",),
 }
-AGE = "; ".join(
-    [
+AGE = [
+    *(
         f"UPDATE headrace.{table} SET "
         + ", ".join(f"{name} = {name} - interval '1 s' * AGE" for name in names)
         for table, names in AGED.items()
-    ]
-    + [
-        "UPDATE headrace.job_lease SET run_ats = ARRAY(SELECT a - interval '1 s' * AGE"
-        " FROM unnest(run_ats) WITH ORDINALITY AS u(a, o) ORDER BY o)",
-        "UPDATE headrace.lane SET at = ARRAY(SELECT a - interval '1 s' * AGE FROM unnest(at)"
-        " WITH ORDINALITY AS u(a, o) ORDER BY o)"
-    ]
-)
+    ),
+    *(
+        f"UPDATE headrace.{table} SET {name} = ARRAY(SELECT a - interval '1 s' * AGE"
+        f" FROM unnest({name}) WITH ORDINALITY AS u(a, o) ORDER BY o)"
+        for table, name in (("job_lease", "run_ats"), ("lane", "at"))
+    ),
+]
 
 
 class ModelRunner(Runner):
@@ -115,6 +114,8 @@ class Pair:
 
 class Two(tuple):
     """A value of PostgreSQL, and that of the model."""
+
+    __slots__ = ()
 
 
 async def value(runner, query, **parameters):
@@ -211,7 +212,11 @@ async def add_group(pair):
 def claimed(pair, results):
     real, model = results
     assert (real.moved, real.is_counted, real.is_full, real.limiter, real.retries) == (
-        model.moved, model.is_counted, model.is_full, model.limiter, model.retries,
+        model.moved,
+        model.is_counted,
+        model.is_full,
+        model.limiter,
+        model.retries,
     )
     assert (real.wait_s is None) == (model.wait_s is None)
     if real.wait_s is not None:
@@ -303,7 +308,9 @@ async def sweep(pair):
     """Expire a host, and return its leases; then it lives again."""
     host = a_host(pair)
     await pair.both(store.leases.expire_host, host)
-    rows = [await side.all(SQL.expired_leases, leases_max=100) for side in (pair.postgres, pair.model)]
+    rows = [
+        await side.all(SQL.expired_leases, leases_max=100) for side in (pair.postgres, pair.model)
+    ]
     real, model = ([row["id"] for row in some] for some in rows)
     assert sorted(pair.of("lease", real)) == sorted(model)
     for lease in real:
@@ -319,8 +326,9 @@ async def sweep(pair):
 
 async def age(pair):
     seconds = pair.chance.choice((2.0, 6.0, 13.0))
-    for statement in AGE.replace("AGE", str(seconds)).split("; "):
-        await pair.postgres.run(compile_query("age", f"-- Age rows.\n{statement}"))
+    for statement in AGE:
+        text = statement.replace("AGE", str(seconds))
+        await pair.postgres.run(compile_query("age", f"-- Age rows.\n{text}"))
     pair.model.go_on(seconds)
     one, other = await pair.both(value, SQL.move_due, jobs_max=100)
     assert one == other

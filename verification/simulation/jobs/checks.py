@@ -61,9 +61,9 @@ class JobsChecks:
     def running_batch(self, queue: str, batch: Batch[Any]) -> Iterator[None]:
         """The same for a batch."""
         ids, lease = [job.id for job in batch], batch[0].lease_id
-        with self._run(queue, ids, lease, None):
-            with self._world.recorder.running(queue, job=ids, lease=lease):
-                yield
+        record = self._world.recorder.running(queue, job=ids, lease=lease)
+        with self._run(queue, ids, lease, None), record:
+            yield
 
     @contextmanager
     def _run(self, queue: str, jobs: list[int], lease: int, lane: Any) -> Iterator[None]:

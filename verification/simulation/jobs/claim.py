@@ -18,7 +18,16 @@ from verification.simulation.jobs.lanes import (
     recount_lane,
 )
 from verification.simulation.jobs.settle import settle
-from verification.simulation.jobs.tables import NEVER, Host, Job, JobsTables, Lease, Queue, seconds
+from verification.simulation.jobs.tables import (
+    NEVER,
+    Host,
+    Job,
+    JobsTables,
+    Lease,
+    Queue,
+    seconds,
+    statement,
+)
 
 NO_LEASE: Final = dict.fromkeys(
     (
@@ -109,269 +118,276 @@ def lease_row(lease: Lease) -> dict[str, Any]:
     }
 
 
-def register(t: JobsTables) -> None:
-    """Register the statements."""
-    _register_claims(t)
-    _register_hosts(t)
+@statement(SQL.claim_ready)
+def claim_ready(
+    t: JobsTables,
+    *,
+    host: int,
+    queue: int,
+    leases_max: int,
+    batch: int,
+    priorities: list[int],
+    marks_at: list[datetime],
+    marks_id: list[int],
+    done: list[int],
+) -> list[Any]:
+    lost, busy = settle(t, whole=done, outcome="done", jobs={}, losses_max=1) if done else ([], [])
+    facts = {
+        "claimed_at": t.now(),
+        "retries": None,
+        "moved": 0,
+        "lost": lost or None,
+        "busy": busy or None,
+        "scan_s": 0.0,
+    }
+    of = open_queue(t, host, queue)
+    if of is None:
+        return [facts | NO_LEASE]
+    found: list[Job] = []
+    for priority in priorities:
+        mark = (marks_at[priority], marks_id[priority])
+        for job in t.ready.due(queue, priority, mark, t.now()):
+            if len(found) == leases_max * batch:
+                break
+            found.append(job)
+    taken = fits(found, leases_max, batch)
+    for job in taken:
+        t.ready.pop(job.id)
+    facts["retries"] = of.retries
+    facts["moved"] = move_to_lanes(t, [job for job in taken if job.lane is not None])
+    jobs = [job for job in taken if job.lane is None]
+    jobs.sort(key=lambda job: (job.priority, job.run_at, job.id))
+    leases = add_leases(t, host, of, jobs, batch, granted_at=t.now())
+    return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
 
 
-def _register_claims(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
-
-    @on(SQL.claim_ready)
-    def claim_ready(
-        host: int,
-        queue: int,
-        leases_max: int,
-        batch: int,
-        priorities: list[int],
-        marks_at: list[datetime],
-        marks_id: list[int],
-        done: list[int],
-    ) -> list[Any]:
-        lost, busy = (
-            settle(t, whole=done, outcome="done", jobs={}, losses_max=1) if done else ([], [])
+@statement(SQL.claim_lanes)
+def claim_lanes(
+    t: JobsTables,
+    *,
+    host: int,
+    queue: int,
+    leases_max: int,
+    batch: int,
+    lanes_max: int,
+    quantum: int,
+    is_folding: bool,
+    event: int,
+    ready_from: datetime,
+) -> list[Any]:
+    facts: dict[str, Any] = {
+        "claimed_at": t.now(),
+        "retries": None,
+        "limiter": None,
+        "wait_s": 0.0,
+        "last_event": event,
+        "first_ready": None,
+        "scan_s": 0.0,
+        "is_full": False,
+        "slack_s": 0.0,
+        "is_counted": False,
+    }
+    of = open_queue(t, host, queue)
+    found = []
+    if of is not None:
+        facts |= {"retries": of.retries, "limiter": of.limiter}
+        if is_folding:
+            facts["last_event"] = fold_lanes(t, queue, event, 500)[1]
+        rows = sorted(
+            (row.ready_at, key)
+            for key, row in t.lane_queue.at_last(queue)
+            if ready_from <= row.ready_at < NEVER
         )
-        facts = {
-            "claimed_at": now(),
-            "retries": None,
-            "moved": 0,
-            "lost": lost or None,
-            "busy": busy or None,
-            "scan_s": 0.0,
+        facts["first_ready"] = rows[0][0] if rows else None
+        for at, key in rows:
+            if len(found) == lanes_max or at > t.now():
+                break
+            lane = None if t.lane.is_locked(key[:2]) else t.lane.get(key[:2])
+            if key[0] == of.limiter and lane is not None:
+                found.append(lane)
+    if of is None or not found:
+        first = facts["first_ready"]
+        if is_folding:
+            facts["wait_s"] = None if first is None else (first - t.now()).total_seconds()
+        return [facts | NO_LEASE]
+    facts["is_full"] = len(found) >= lanes_max
+    if any(lane.uncounted > 0 for lane in found):
+        found = [recount_lane(t, lane) for lane in found]
+    planned = plan_lanes(t, queue, found, jobs_max=leases_max * batch, quantum=quantum)
+    facts["slack_s"] = min(
+        (one.lane.limits.slack_s for one in planned if one.give > 0), default=0.0
+    )
+    facts["is_counted"] = any(one.lane.limits.concurrency is not None for one in planned)
+    first_jobs = [job for one in planned for job in t.laned.first(queue, one.lane.name, one.give)]
+    jobs = fits(first_jobs, leases_max, batch)
+    for job in jobs:
+        t.laned.pop(job.id)
+    grant(t, queue, planned, Counter(job.lane or "" for job in jobs), t.now())
+    jobs.sort(key=lambda job: (job.priority, job.id))
+    leases = add_leases(
+        t,
+        host,
+        of,
+        jobs,
+        batch,
+        granted_at=t.now(),
+        limiter=of.limiter,
+        is_counted=facts["is_counted"],
+    )
+    return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
+
+
+@statement(SQL.work_ahead)
+def work_ahead(t: JobsTables, *, queues: list[int], from_at: datetime, event: int) -> list[Any]:
+    ready, laned, moments = [], [], []
+    for queue in queues:
+        of = t.queue.get(queue)
+        if of is None or of.paused:
+            continue
+        run_at = t.ready.first_at(queue, from_at)
+        ready_at = min(
+            (
+                row.ready_at
+                for _, row in t.lane_queue.at_last(queue)
+                if from_at <= row.ready_at < NEVER
+            ),
+            default=None,
+        )
+        if run_at is not None and run_at <= t.now():
+            ready.append(queue)
+        has_events = any(key > event for key, _ in t.lane_event.of(queue))
+        if has_events or (ready_at is not None and ready_at <= t.now()):
+            laned.append(queue)
+        moments += [at for at in (run_at, ready_at) if at is not None and at > t.now()]
+    wait_s = min(((at - t.now()).total_seconds() for at in moments), default=None)
+    return [
+        {
+            "ready": ready or None,
+            "laned": laned or None,
+            "wait_s": wait_s,
+            "polled_at": t.now(),
+            "took_s": 0.0,
+            "last_event": t.model.last_id("lane_event"),
         }
-        of = open_queue(t, host, queue)
-        if of is None:
-            return [facts | NO_LEASE]
-        found: list[Job] = []
-        for priority in priorities:
-            mark = (marks_at[priority], marks_id[priority])
-            for job in t.ready.due(queue, priority, mark, now()):
-                if len(found) == leases_max * batch:
-                    break
-                found.append(job)
-        taken = fits(found, leases_max, batch)
-        for job in taken:
-            t.ready.pop(job.id)
-        facts["retries"] = of.retries
-        facts["moved"] = move_to_lanes(t, [job for job in taken if job.lane is not None])
-        jobs = [job for job in taken if job.lane is None]
-        jobs.sort(key=lambda job: (job.priority, job.run_at, job.id))
-        leases = add_leases(t, host, of, jobs, batch, granted_at=now())
-        return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
+    ]
 
-    @on(SQL.claim_lanes)
-    def claim_lanes(
-        host: int,
-        queue: int,
-        leases_max: int,
-        batch: int,
-        lanes_max: int,
-        quantum: int,
-        is_folding: bool,
-        event: int,
-        ready_from: datetime,
-    ) -> list[Any]:
-        facts: dict[str, Any] = {
-            "claimed_at": now(),
-            "retries": None,
-            "limiter": None,
-            "wait_s": 0.0,
-            "last_event": event,
-            "first_ready": None,
-            "scan_s": 0.0,
-            "is_full": False,
-            "slack_s": 0.0,
-            "is_counted": False,
+
+@statement(SQL.add_host)
+def add_host(
+    t: JobsTables,
+    *,
+    name: str,
+    queues: list[int],
+    lease_s: float,
+    kind: str,
+    tags: list[str],
+    cores: int,
+) -> list[Any]:
+    host = Host(
+        id=t.model.next_id("host"),
+        name=name,
+        queues=tuple(queues),
+        kind=kind,
+        tags=tuple(tags),
+        cores=cores,
+        started_at=t.now(),
+        expires_at=t.now() + seconds(lease_s),
+    )
+    t.host.put(host.id, host)
+    return [{"id": host.id}]
+
+
+@statement(SQL.lock_host_name)
+def lock_host_name(t: JobsTables, *, name: str) -> list[Any]:
+    t.model.lock_advisory(("host", name))
+    return [{}]
+
+
+@statement(SQL.other_agent)
+def other_agent(t: JobsTables, *, name: str, own: list[int]) -> list[Any]:
+    found = [
+        host
+        for host in t.host.values()
+        if host.name == name
+        and host.kind == "agent"
+        and host.id not in own
+        and host.expires_at > t.now()
+    ]
+    return [
+        {
+            "id": host.id,
+            "expires_at": host.expires_at,
+            "started_at": host.started_at,
+            "left_s": (host.expires_at - t.now()).total_seconds(),
         }
-        of = open_queue(t, host, queue)
-        found = []
-        if of is not None:
-            facts |= {"retries": of.retries, "limiter": of.limiter}
-            if is_folding:
-                facts["last_event"] = fold_lanes(t, queue, event, 500)[1]
-            rows = sorted(
-                (row.ready_at, key)
-                for key, row in t.lane_queue.at_last(queue)
-                if ready_from <= row.ready_at < NEVER
-            )
-            facts["first_ready"] = rows[0][0] if rows else None
-            for at, key in rows:
-                if len(found) == lanes_max or at > now():
-                    break
-                lane = None if t.lane.is_locked(key[:2]) else t.lane.get(key[:2])
-                if key[0] == of.limiter and lane is not None:
-                    found.append(lane)
-        if of is None or not found:
-            first = facts["first_ready"]
-            if is_folding:
-                facts["wait_s"] = None if first is None else (first - now()).total_seconds()
-            return [facts | NO_LEASE]
-        facts["is_full"] = len(found) >= lanes_max
-        if any(lane.uncounted > 0 for lane in found):
-            found = [recount_lane(t, lane) for lane in found]
-        planned = plan_lanes(t, queue, found, leases_max * batch, quantum, now())
-        facts["slack_s"] = min(
-            (one.lane.limits.slack_s for one in planned if one.give > 0), default=0.0
-        )
-        facts["is_counted"] = any(one.lane.limits.concurrency is not None for one in planned)
-        first_jobs = [
-            job for one in planned for job in t.laned.first(queue, one.lane.name, one.give)
-        ]
-        jobs = fits(first_jobs, leases_max, batch)
-        for job in jobs:
-            t.laned.pop(job.id)
-        grant(t, queue, planned, Counter(job.lane or "" for job in jobs), now())
-        jobs.sort(key=lambda job: (job.priority, job.id))
-        leases = add_leases(
-            t,
-            host,
-            of,
-            jobs,
-            batch,
-            granted_at=now(),
-            limiter=of.limiter,
-            is_counted=facts["is_counted"],
-        )
-        return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
-
-    @on(SQL.work_ahead)
-    def work_ahead(queues: list[int], from_at: datetime, event: int) -> list[Any]:
-        ready, laned, moments = [], [], []
-        for queue in queues:
-            of = t.queue.get(queue)
-            if of is None or of.paused:
-                continue
-            run_at = t.ready.first_at(queue, from_at)
-            ready_at = min(
-                (
-                    row.ready_at
-                    for _, row in t.lane_queue.at_last(queue)
-                    if from_at <= row.ready_at < NEVER
-                ),
-                default=None,
-            )
-            if run_at is not None and run_at <= now():
-                ready.append(queue)
-            has_events = any(key > event for key, _ in t.lane_event.of(queue))
-            if has_events or (ready_at is not None and ready_at <= now()):
-                laned.append(queue)
-            moments += [at for at in (run_at, ready_at) if at is not None and at > now()]
-        wait_s = min(((at - now()).total_seconds() for at in moments), default=None)
-        return [
-            {
-                "ready": ready or None,
-                "laned": laned or None,
-                "wait_s": wait_s,
-                "polled_at": now(),
-                "took_s": 0.0,
-                "last_event": t.model.last_id("lane_event"),
-            }
-        ]
+        for host in found[-1:]
+    ]
 
 
-def _register_hosts(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
+@statement(SQL.renew_host)
+def renew_host(t: JobsTables, *, host: int, lease_s: float) -> int:
+    t.host.lock(host)
+    if not t.is_live(host):
+        return 0
+    t.host.put(host, replace(t.host.get(host), expires_at=t.now() + seconds(lease_s)))  # type: ignore[type-var]
+    return 1
 
-    @on(SQL.add_host)
-    def add_host(
-        name: str, queues: list[int], lease_s: float, kind: str, tags: list[str], cores: int
-    ) -> list[Any]:
-        host = Host(
-            id=t.model.next_id("host"),
-            name=name,
-            queues=tuple(queues),
-            kind=kind,
-            tags=tuple(tags),
-            cores=cores,
-            started_at=now(),
-            expires_at=now() + seconds(lease_s),
-        )
-        t.host.put(host.id, host)
-        return [{"id": host.id}]
 
-    @on(SQL.lock_host_name)
-    def lock_host_name(name: str) -> list[Any]:
-        t.model.lock_advisory(("host", name))
-        return [{}]
+@statement(SQL.remove_host)
+def remove_host(t: JobsTables, *, host: int) -> int:
+    for key, _ in t.allowance.at_first((host,)):
+        t.allowance.pop(key)
+    return int(t.host.pop(host) is not None)
 
-    @on(SQL.other_agent)
-    def other_agent(name: str, own: list[int]) -> list[Any]:
-        found = [
-            host
-            for host in t.host.values()
-            if host.name == name
-            and host.kind == "agent"
-            and host.id not in own
-            and host.expires_at > now()
-        ]
-        return [
-            {
-                "id": host.id,
-                "expires_at": host.expires_at,
-                "started_at": host.started_at,
-                "left_s": (host.expires_at - now()).total_seconds(),
-            }
-            for host in found[-1:]
-        ]
 
-    @on(SQL.renew_host)
-    def renew_host(host: int, lease_s: float) -> int:
-        t.host.lock(host)
-        if not t.is_live(host):
-            return 0
-        t.host.put(host, replace(t.host.get(host), expires_at=now() + seconds(lease_s)))  # type: ignore[type-var]
-        return 1
+@statement(SQL.expire_host)
+def expire_host(t: JobsTables, *, host: int) -> int:
+    for key, _ in t.allowance.at_first((host,)):
+        t.allowance.pop(key)
+    t.host.lock(host)
+    row = t.host.get(host)
+    if row is not None:
+        t.host.put(host, replace(row, expires_at=min(row.expires_at, t.now())))
+    return int(row is not None)
 
-    @on(SQL.remove_host)
-    def remove_host(host: int) -> int:
-        for key, _ in t.allowance.at_first((host,)):
-            t.allowance.pop(key)
-        return int(t.host.pop(host) is not None)
 
-    @on(SQL.expire_host)
-    def expire_host(host: int) -> int:
-        for key, _ in t.allowance.at_first((host,)):
-            t.allowance.pop(key)
-        t.host.lock(host)
-        row = t.host.get(host)
-        if row is not None:
-            t.host.put(host, replace(row, expires_at=min(row.expires_at, now())))
-        return int(row is not None)
+@statement(SQL.drop_hosts)
+def drop_hosts(t: JobsTables) -> int:
+    dropped = 0
+    for key, host in t.host.items():
+        if host.expires_at > t.now() or t.host.is_locked(key) or t.lease.of(key):
+            continue
+        held = t.allowance.at_first((key,))
+        if host.expires_at <= t.now() - seconds(5) or not any(row[0] for _, row in held):
+            remove_host(t, host=key)
+            dropped += 1
+    return dropped
 
-    @on(SQL.drop_hosts)
-    def drop_hosts() -> int:
-        dropped = 0
-        for key, host in t.host.items():
-            if host.expires_at > now() or t.host.is_locked(key) or t.lease.of(key):
-                continue
-            held = t.allowance.at_first((key,))
-            if host.expires_at <= now() - seconds(5) or not any(row[0] for _, row in held):
-                remove_host(key)
-                dropped += 1
-        return dropped
 
-    @on(SQL.leases_of_host)
-    def leases_of_host(host: int) -> list[Any]:
-        return [{"id": key} for key, _ in t.lease.of(host)]
+@statement(SQL.leases_of_host)
+def leases_of_host(t: JobsTables, *, host: int) -> list[Any]:
+    return [{"id": key} for key, _ in t.lease.of(host)]
 
-    @on(SQL.expired_leases)
-    def expired_leases(leases_max: int) -> list[Any]:
-        dead = [host for host, keys in t.lease.keys_of.items() if keys and not t.is_live(host)]
-        found = sorted(
-            key for host in dead for key, _ in t.lease.of(host) if not t.lease.is_locked(key)
-        )
-        return [{"id": key} for key in found[:leases_max]]
 
-    @on(SQL.end_stuck_claims)
-    def end_stuck_claims(lease_s: float) -> list[Any]:
-        return [{"count": 0}]
+@statement(SQL.expired_leases)
+def expired_leases(t: JobsTables, *, leases_max: int) -> list[Any]:
+    dead = [host for host, keys in t.lease.keys_of.items() if keys and not t.is_live(host)]
+    found = sorted(
+        key for host in dead for key, _ in t.lease.of(host) if not t.lease.is_locked(key)
+    )
+    return [{"id": key} for key in found[:leases_max]]
 
-    @on(SQL.lock_leases)
-    def lock_leases(leases: list[int]) -> list[Any]:
-        found = []
-        for lease in sorted(leases):
-            t.lease.lock(lease)
-            if t.lease.get(lease) is not None:
-                found.append({"id": lease})
-        return found
+
+@statement(SQL.end_stuck_claims)
+def end_stuck_claims(t: JobsTables, *, lease_s: float) -> list[Any]:
+    return [{"count": 0}]
+
+
+@statement(SQL.lock_leases)
+def lock_leases(t: JobsTables, *, leases: list[int]) -> list[Any]:
+    found = []
+    for lease in sorted(leases):
+        t.lease.lock(lease)
+        if t.lease.get(lease) is not None:
+            found.append({"id": lease})
+    return found

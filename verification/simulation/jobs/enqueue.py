@@ -18,6 +18,7 @@ from verification.simulation.jobs.tables import (
     LaneEvent,
     Unique,
     seconds,
+    statement,
 )
 
 
@@ -186,127 +187,137 @@ def call_back(t: JobsTables, group: Group) -> None:
     )
 
 
-def register(t: JobsTables) -> None:
-    """Register the statements."""
-    on, now = t.model.on, t.now
+@statement(SQL.enqueue)
+def enqueue_(t: JobsTables, **given: Any) -> list[Any]:
+    return [{"ids": enqueue(t, **given)}]
 
-    @on(SQL.enqueue)
-    def enqueue_(**given: Any) -> list[Any]:
-        return [{"ids": enqueue(t, **given)}]
 
-    def add_alike(
-        queue: int,
-        priority: int,
-        run_ats: Any,
-        delays_s: Any,
-        version: int,
-        headers: str,
-        is_hinted: bool,
-        payloads: Sequence[bytes],
-    ) -> list[int]:
-        at = moment(now(), run_ats and run_ats[0], delays_s and delays_s[0])
-        ids = []
-        for payload in payloads:
-            ids.append(t.model.next_id("job_id"))
-            job = Job(
-                id=ids[-1],
-                queue=queue,
-                run_at=at,
-                priority=priority,
-                version=version,
-                headers=headers,
-                payload=payload,
-            )
-            t.ready.put(job.id, job)
-        if is_hinted:
-            t.notify_queue(queue)
-        return ids
+def add_alike(
+    t: JobsTables,
+    *,
+    queue: int,
+    priority: int,
+    run_ats: Any,
+    delays_s: Any,
+    version: int,
+    headers: str,
+    is_hinted: bool,
+    payloads: Sequence[bytes],
+) -> list[int]:
+    at = moment(t.now(), run_ats and run_ats[0], delays_s and delays_s[0])
+    ids = []
+    for payload in payloads:
+        ids.append(t.model.next_id("job_id"))
+        job = Job(
+            id=ids[-1],
+            queue=queue,
+            run_at=at,
+            priority=priority,
+            version=version,
+            headers=headers,
+            payload=payload,
+        )
+        t.ready.put(job.id, job)
+    if is_hinted:
+        t.notify_queue(queue)
+    return ids
 
-    @on(SQL.enqueue_one)
-    def enqueue_one(payload: bytes, **alike: Any) -> list[Any]:
-        return [{"id": add_alike(payloads=[payload], **alike)[0]}]
 
-    @on(SQL.enqueue_alike)
-    def enqueue_alike(**alike: Any) -> list[Any]:
-        return [{"ids": add_alike(**alike)}]
+@statement(SQL.enqueue_one)
+def enqueue_one(t: JobsTables, *, payload: bytes, **alike: Any) -> list[Any]:
+    return [{"id": add_alike(t, payloads=[payload], **alike)[0]}]
 
-    @on(SQL.notify_queue)
-    def notify_queue(queue: str) -> list[Any]:
-        t.model.notify("headrace_jobs", queue)
-        return [{}]
 
-    @on(SQL.add_groups)
-    def add_groups(
-        pending: list[int],
-        queues: list[int],
-        priorities: list[int],
-        run_ats: Any,
-        delays_s: Any,
-        lanes: Any,
-        keys: Any,
-        payloads: list[bytes],
-        versions: Any,
-        headers: list[str],
-    ) -> list[Any]:
-        ids = []
-        for i, count in enumerate(pending):
-            ids.append(t.model.next_id("job_group_id"))
-            callback = Job(
-                id=0,
-                queue=queues[i],
-                run_at=now(),
-                priority=priorities[i],
-                lane=lanes and lanes[i],
-                unique_key=keys and keys[i],
-                payload=payloads[i],
-                headers=headers[i] if len(headers) > 1 else headers[0],
-                version=1 if versions is None else versions[i],
-            )
-            group = Group(
-                id=ids[-1],
-                pending=count,
-                callback=callback,
-                run_at=run_ats and run_ats[i],
-                delay_s=delays_s and delays_s[i],
-            )
-            t.group.put(group.id, group)
-            if count == 0:
-                finish_members(t, [(group.id, "none")])
-        return [{"ids": ids}]
+@statement(SQL.enqueue_alike)
+def enqueue_alike(t: JobsTables, **alike: Any) -> list[Any]:
+    return [{"ids": add_alike(t, **alike)}]
 
-    @on(SQL.add_members)
-    def add_members(groups: list[int], queues: list[int], **rest: Any) -> list[Any]:
-        if any(t.group.get(one) is None for one in groups):
-            return [{"ids": None}]
-        newest = t.model.next_id("job_id")
-        ids = enqueue(t, queues=queues, groups=groups, **rest)
-        added: Counter[int] = Counter()
-        for job_id, group_id in zip(ids, groups, strict=True):
-            if job_id > newest:
-                added[group_id] += 1
-        for group_id in sorted(added):
-            t.group.lock(group_id)
-            group = t.group.get(group_id)
-            assert group is not None, "it existed above"
-            t.group.put(group_id, replace(group, pending=group.pending + added[group_id]))
-        return [{"ids": ids}]
 
-    @on(SQL.seal_groups)
-    def seal_groups(groups: list[int]) -> list[Any]:
-        finish_members(t, [(group_id, "sealed") for group_id in groups])
-        return [{}]
+@statement(SQL.notify_queue)
+def notify_queue(t: JobsTables, *, queue: str) -> list[Any]:
+    t.model.notify("headrace_jobs", queue)
+    return [{}]
 
-    @on(SQL.drop_group)
-    def drop_group(group: int) -> int:
-        return int(t.group.pop(group) is not None)
 
-    def mark(group: int, opened_at: datetime | None) -> list[Any]:
-        row = t.group.get(group)
-        if row is None:
-            return []
-        t.group.lock(group)
-        t.group.put(group, replace(row, opened_at=opened_at))
-        return [{"id": group}]
+@statement(SQL.add_groups)
+def add_groups(
+    t: JobsTables,
+    *,
+    pending: list[int],
+    queues: list[int],
+    priorities: list[int],
+    run_ats: Any,
+    delays_s: Any,
+    lanes: Any,
+    keys: Any,
+    payloads: list[bytes],
+    versions: Any,
+    headers: list[str],
+) -> list[Any]:
+    ids = []
+    for i, count in enumerate(pending):
+        ids.append(t.model.next_id("job_group_id"))
+        callback = Job(
+            id=0,
+            queue=queues[i],
+            run_at=t.now(),
+            priority=priorities[i],
+            lane=lanes and lanes[i],
+            unique_key=keys and keys[i],
+            payload=payloads[i],
+            headers=headers[i] if len(headers) > 1 else headers[0],
+            version=1 if versions is None else versions[i],
+        )
+        group = Group(
+            id=ids[-1],
+            pending=count,
+            callback=callback,
+            run_at=run_ats and run_ats[i],
+            delay_s=delays_s and delays_s[i],
+        )
+        t.group.put(group.id, group)
+        if count == 0:
+            finish_members(t, [(group.id, "none")])
+    return [{"ids": ids}]
 
-    on(SQL.mark_group_open)(lambda group: mark(group, now()))
-    on(SQL.mark_group_closed)(lambda group: mark(group, None))
+
+@statement(SQL.add_members)
+def add_members(t: JobsTables, *, groups: list[int], queues: list[int], **rest: Any) -> list[Any]:
+    if any(t.group.get(one) is None for one in groups):
+        return [{"ids": None}]
+    newest = t.model.next_id("job_id")
+    ids = enqueue(t, queues=queues, groups=groups, **rest)
+    added: Counter[int] = Counter()
+    for job_id, group_id in zip(ids, groups, strict=True):
+        if job_id > newest:
+            added[group_id] += 1
+    for group_id in sorted(added):
+        t.group.lock(group_id)
+        group = t.group.get(group_id)
+        assert group is not None, "it existed above"
+        t.group.put(group_id, replace(group, pending=group.pending + added[group_id]))
+    return [{"ids": ids}]
+
+
+@statement(SQL.seal_groups)
+def seal_groups(t: JobsTables, *, groups: list[int]) -> list[Any]:
+    finish_members(t, [(group_id, "sealed") for group_id in groups])
+    return [{}]
+
+
+@statement(SQL.drop_group)
+def drop_group(t: JobsTables, *, group: int) -> int:
+    return int(t.group.pop(group) is not None)
+
+
+def mark(t: JobsTables, *, group: int, opened_at: datetime | None) -> list[Any]:
+    row = t.group.get(group)
+    if row is None:
+        return []
+    t.group.lock(group)
+    t.group.put(group, replace(row, opened_at=opened_at))
+    return [{"id": group}]
+
+
+statement(SQL.mark_group_open)(lambda t, group: mark(t, group=group, opened_at=t.now()))
+statement(SQL.mark_group_closed)(lambda t, group: mark(t, group=group, opened_at=None))

@@ -19,139 +19,131 @@ from verification.simulation.jobs.tables import (
     JobsTables,
     Queue,
     seconds,
+    statement,
 )
 
 TOTALS = ("done", "failed", "cancelled", "retried", "lost", "calls", "run_s", "wait_s", "slot_s")
 
 
-def register(t: JobsTables) -> None:
-    """Register the statements."""
-    _register_queues(t)
-    _register_crons(t)
-    _register_counts(t)
-    _register_reports(t)
-    _register_allowances(t)
-    _register_lead(t)
-    _register_alerts(t)
-    _register_upkeep(t)
-
-
-def _register_queues(t: JobsTables) -> None:
-    on = t.model.on
-
-    @on(SQL.declare_queues)
-    def declare_queues(queues: str) -> int:
-        for given in msgspec.json.decode(queues):
-            del given["aliases"]
-            given["decisions"] = msgspec.json.encode(given["decisions"]).decode()
-            found = t.queue_by_name.get(given["name"])
-            if found is None:
-                found = t.model.next_id("queue")
-                t.queue_by_name.put(given["name"], found)
-            old = t.queue.get(found)
-            if old is not None:
-                given["limiter"] = old.limiter
-            new = Queue(id=found, paused=old is not None and old.paused, **given)
-            if new != old:
-                t.queue.put(found, new)
-        return 1
-
-    @on(SQL.find_queues)
-    def find_queues(names: list[str] | None) -> list[Any]:
-        return [
-            {
-                "id": of.id,
-                "name": of.name,
-                "limiter": of.limiter,
-                "is_alias": False,
-                "needs_lane": of.needs_lane,
-            }
-            for of in t.queue.values()
-            if names is None or of.name in names
-        ]
-
-    @on(SQL.set_paused)
-    def set_paused(queue: str, is_paused: bool) -> list[Any]:
-        found = t.queue_by_name.get(queue)
+@statement(SQL.declare_queues)
+def declare_queues(t: JobsTables, *, queues: str) -> int:
+    for given in msgspec.json.decode(queues):
+        del given["aliases"]
+        given["decisions"] = msgspec.json.encode(given["decisions"]).decode()
+        found = t.queue_by_name.get(given["name"])
         if found is None:
-            return []
-        of = t.queue.get(found)
-        assert of is not None, "a queue is never deleted"
-        t.queue.put(found, replace(of, paused=is_paused))
-        t.notify_queue(found)
-        return [{}]
+            found = t.model.next_id("queue")
+            t.queue_by_name.put(given["name"], found)
+        old = t.queue.get(found)
+        if old is not None:
+            given["limiter"] = old.limiter
+        new = Queue(id=found, paused=old is not None and old.paused, **given)
+        if new != old:
+            t.queue.put(found, new)
+    return 1
 
-    on(SQL.restore_queues)(lambda: 0)
 
-
-def _register_crons(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
-
-    @on(SQL.database_now)
-    def database_now() -> list[Any]:
-        return [{"now": now()}]
-
-    @on(SQL.declare_cron)
-    def declare_cron(name: str, next_at: datetime, **given: Any) -> int:
-        old = t.cron.get(name)
-        is_same = old is not None and all(old[one] == given[one] for one in ("spec", "tz"))
-        row = {
-            "name": name,
-            "last_at": None,
-            "last_job": None,
-            "paused": False,
-            "error": None,
-            **(old or {}),
-            **given,
-            "source": "code",
-            "declared_at": now(),
-            "next_at": old["next_at"] if old is not None and is_same else next_at,
+@statement(SQL.find_queues)
+def find_queues(t: JobsTables, *, names: list[str] | None) -> list[Any]:
+    return [
+        {
+            "id": of.id,
+            "name": of.name,
+            "limiter": of.limiter,
+            "is_alias": False,
+            "needs_lane": of.needs_lane,
         }
-        t.cron.put(name, row | {"paused": row["paused"] and row["error"] is None, "error": None})
-        return 1
+        for of in t.queue.values()
+        if names is None or of.name in names
+    ]
 
-    @on(SQL.bound_idle)
-    def bound_idle(milliseconds: str) -> list[Any]:
-        t.model.limit_idle(int(milliseconds) / 1000)
-        return [{}]
 
-    @on(SQL.lock_due_cron)
-    def lock_due_cron(forgotten_s: float) -> list[Any]:
-        due = [
-            (row["next_at"], name)
-            for name, row in t.cron.items()
-            if not row["paused"]
-            and row["next_at"] <= now()
-            and not t.cron.is_locked(name)
-            and row["declared_at"] > now() - seconds(forgotten_s)
-        ]
-        if not due:
-            return []
-        name = min(due)[1]
-        t.cron.lock(name)
-        row = t.cron.get(name)
-        assert row is not None, "it was just read"
-        return [row | {"after_at": max(row["next_at"], now())}]
+@statement(SQL.set_paused)
+def set_paused(t: JobsTables, *, queue: str, is_paused: bool) -> list[Any]:
+    found = t.queue_by_name.get(queue)
+    if found is None:
+        return []
+    of = t.queue.get(found)
+    assert of is not None, "a queue is never deleted"
+    t.queue.put(found, replace(of, paused=is_paused))
+    t.notify_queue(found)
+    return [{}]
 
-    @on(SQL.move_cron)
-    def move_cron(name: str, job: int, next_at: datetime) -> int:
-        row = t.cron.get(name)
-        assert row is not None, "the transaction has locked it"
-        moment = (name, row["next_at"])
-        before = t.fired.get(moment)
-        t.fired.put(moment, job if before is None else -1)
-        t.cron.put(name, row | {"last_at": now(), "last_job": job, "next_at": next_at})
-        return 1
 
-    @on(SQL.pause_cron)
-    def pause_cron(name: str, error: str | None) -> list[Any]:
-        row = t.cron.get(name)
-        if row is None:
-            return []
-        t.cron.put(name, row | {"paused": True, "error": error})
-        return [{"name": name}]
+statement(SQL.restore_queues)(lambda t: 0)
 
-    on(SQL.drop_undeclared)(lambda kept_s: 0)
+
+@statement(SQL.database_now)
+def database_now(t: JobsTables) -> list[Any]:
+    return [{"now": t.now()}]
+
+
+@statement(SQL.declare_cron)
+def declare_cron(t: JobsTables, *, name: str, next_at: datetime, **given: Any) -> int:
+    old = t.cron.get(name)
+    is_same = old is not None and all(old[one] == given[one] for one in ("spec", "tz"))
+    row = {
+        "name": name,
+        "last_at": None,
+        "last_job": None,
+        "paused": False,
+        "error": None,
+        **(old or {}),
+        **given,
+        "source": "code",
+        "declared_at": t.now(),
+        "next_at": old["next_at"] if old is not None and is_same else next_at,
+    }
+    t.cron.put(name, row | {"paused": row["paused"] and row["error"] is None, "error": None})
+    return 1
+
+
+@statement(SQL.bound_idle)
+def bound_idle(t: JobsTables, *, milliseconds: str) -> list[Any]:
+    t.model.limit_idle(int(milliseconds) / 1000)
+    return [{}]
+
+
+@statement(SQL.lock_due_cron)
+def lock_due_cron(t: JobsTables, *, forgotten_s: float) -> list[Any]:
+    due = [
+        (row["next_at"], name)
+        for name, row in t.cron.items()
+        if not row["paused"]
+        and row["next_at"] <= t.now()
+        and not t.cron.is_locked(name)
+        and row["declared_at"] > t.now() - seconds(forgotten_s)
+    ]
+    if not due:
+        return []
+    name = min(due)[1]
+    t.cron.lock(name)
+    row = t.cron.get(name)
+    assert row is not None, "it was just read"
+    return [row | {"after_at": max(row["next_at"], t.now())}]
+
+
+@statement(SQL.move_cron)
+def move_cron(t: JobsTables, *, name: str, job: int, next_at: datetime) -> int:
+    row = t.cron.get(name)
+    assert row is not None, "the transaction has locked it"
+    moment = (name, row["next_at"])
+    before = t.fired.get(moment)
+    t.fired.put(moment, job if before is None else -1)
+    t.cron.put(name, row | {"last_at": t.now(), "last_job": job, "next_at": next_at})
+    return 1
+
+
+@statement(SQL.pause_cron)
+def pause_cron(t: JobsTables, *, name: str, error: str | None) -> list[Any]:
+    row = t.cron.get(name)
+    if row is None:
+        return []
+    t.cron.put(name, row | {"paused": True, "error": error})
+    return [{"name": name}]
+
+
+statement(SQL.drop_undeclared)(lambda t, kept_s: 0)
 
 
 def fold_counts(t: JobsTables, rows_max: int) -> int:
@@ -175,173 +167,171 @@ def fold_counts(t: JobsTables, rows_max: int) -> int:
     return folded
 
 
-def _register_counts(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
-
-    @on(SQL.fold_counts)
-    def fold_counts_(rows_max: int) -> list[Any]:
-        return [{"rows": fold_counts(t, rows_max)}]
-
-    @on(SQL.add_counts)
-    def add_counts(host: int, ended: int, counts: str) -> list[Any]:
-        for row in msgspec.json.decode(counts):
-            t.add_count(
-                row["queue_id"],
-                calls=row.get("calls", 0),
-                run_s=row.get("run_s", 0),
-                slot_s=row.get("slot_s", 0),
-            )
-        found = t.host.get(host)
-        if found is not None and ended > 0:
-            t.host.lock(host)
-            t.host.put(host, replace(found, jobs_ended=found.jobs_ended + ended))
-        fold_counts(t, 10_000)
-        return [{}]
-
-    @on(SQL.record_backlog)
-    def record_backlog(count_max: int) -> list[Any]:
-        leased: dict[int, int] = defaultdict(int)
-        for lease in t.lease.values():
-            leased[lease.queue] += len(lease.jobs) - len(lease.settled)
-        rows = []
-        for of in t.queue.values():
-            ready, later, oldest = t.ready.count(of.id, now())
-            laned = sum(len(order) for key, order in t.laned.order.items() if key[0] == of.id)
-            totals = t.total.get(of.id) or {}
-            rows.append(
-                {
-                    "queue": of.name,
-                    "ready": ready + laned,
-                    "scheduled": later,
-                    "running": leased[of.id],
-                    "failed_kept": 0,
-                    "quarantined": 0,
-                    "oldest_s": 0.0 if oldest is None else (now() - oldest).total_seconds(),
-                    **{
-                        name: totals.get(name, 0)
-                        for name in (
-                            "done",
-                            "failed",
-                            "cancelled",
-                            "retried",
-                            "lost",
-                            "run_s",
-                            "wait_s",
-                        )
-                    },
-                }
-            )
-        return rows
-
-    @on(SQL.recent_outcomes)
-    def recent_outcomes(minutes: int) -> list[Any]:
-        since = now().replace(second=0, microsecond=0) - seconds(60 * minutes)
-        sums: dict[int, list[float]] = {}
-        for (queue, minute), counts in t.minute.items():
-            if minute >= since:
-                row = sums.setdefault(queue, [0, 0])
-                row[0] += counts.get("done", 0)
-                row[1] += counts.get("failed", 0)
-        return [{"queue": q, "done": done, "failed": bad} for q, (done, bad) in sums.items()]
+@statement(SQL.fold_counts)
+def fold_counts_(t: JobsTables, *, rows_max: int) -> list[Any]:
+    return [{"rows": fold_counts(t, rows_max)}]
 
 
-def _register_reports(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
-
-    @on(SQL.report_host)
-    def report_host(host: int, **facts: Any) -> list[Any]:
-        row = t.host.get(host)
-        if row is None or row.expires_at <= now():
-            return []
+@statement(SQL.add_counts)
+def add_counts(t: JobsTables, *, host: int, ended: int, counts: str) -> list[Any]:
+    for row in msgspec.json.decode(counts):
+        t.add_count(
+            row["queue_id"],
+            calls=row.get("calls", 0),
+            run_s=row.get("run_s", 0),
+            slot_s=row.get("slot_s", 0),
+        )
+    found = t.host.get(host)
+    if found is not None and ended > 0:
         t.host.lock(host)
-        t.host.put(host, replace(row, reported_at=now(), **facts))
-        return [{"is_draining": row.is_draining}]
+        t.host.put(host, replace(found, jobs_ended=found.jobs_ended + ended))
+    fold_counts(t, 10_000)
+    return [{}]
 
-    @on(SQL.planned_slots)
-    def planned_slots(host: str) -> list[Any]:
-        head = plan_head(t)
-        if not head["version"]:
-            return []
-        slots = {
-            queue_name(t, queue): slots for (one, queue), slots in t.slot.items() if one == host
-        }
-        is_draining = any(row.name == host and row.is_draining for row in t.host.values())
-        return [
+
+@statement(SQL.record_backlog)
+def record_backlog(t: JobsTables, *, count_max: int) -> list[Any]:
+    leased: dict[int, int] = defaultdict(int)
+    for lease in t.lease.values():
+        leased[lease.queue] += len(lease.jobs) - len(lease.settled)
+    rows = []
+    for of in t.queue.values():
+        ready, later, oldest = t.ready.count(of.id, t.now())
+        laned = sum(len(order) for key, order in t.laned.order.items() if key[0] == of.id)
+        totals = t.total.get(of.id) or {}
+        rows.append(
             {
-                "version": head["version"],
-                "slots": msgspec.json.encode(slots).decode(),
-                "is_draining": is_draining,
-            }
-        ]
-
-    @on(SQL.fleet_hosts)
-    def fleet_hosts(silent_s: float) -> list[Any]:
-        newest: dict[str, Host] = {row.name: row for row in t.host.values()}
-        return [
-            {
-                **msgspec.structs.asdict(row),
-                "queues": list(row.queues),
-                "tags": list(row.tags),
-                "is_silent": row.expires_at <= now()
-                or (row.reported_at is not None and row.reported_at < now() - seconds(silent_s)),
-            }
-            for _, row in sorted(newest.items())
-        ]
-
-    @on(SQL.fleet_queues)
-    def fleet_queues() -> list[Any]:
-        leased: dict[int, int] = defaultdict(int)
-        for lease in t.lease.values():
-            leased[lease.queue] += len(lease.jobs) - len(lease.settled)
-        rows = []
-        for of in sorted(t.queue.values(), key=lambda of: of.name):
-            totals = t.total.get(of.id) or {}
-            rows.append(
-                {
-                    **{
-                        name: getattr(of, name)
-                        for name in (
-                            "id",
-                            "name",
-                            "paused",
-                            "batch",
-                            "tag",
-                            "importance",
-                            "slots_min",
-                            "slots_max",
-                        )
-                    },
-                    **{name: totals.get(name, 0) for name in TOTALS},
-                    "leased": leased[of.id],
-                }
-            )
-        return rows
-
-    @on(SQL.fleet_waiting)
-    def fleet_waiting(count_max: int) -> list[Any]:
-        rows = []
-        for of in t.queue.values():
-            if of.paused:
-                continue
-            due, _, oldest = t.ready.count(of.id, now())
-            for key, row in t.lane_queue.at_last(of.id):
-                if row.ready_at <= now() and row.waiting > 0:
-                    lane = t.lane.get(key[:2])
-                    limits = (
-                        () if lane is None else (lane.limits.starts_max, lane.limits.concurrency)
+                "queue": of.name,
+                "ready": ready + laned,
+                "scheduled": later,
+                "running": leased[of.id],
+                "failed_kept": 0,
+                "quarantined": 0,
+                "oldest_s": 0.0 if oldest is None else (t.now() - oldest).total_seconds(),
+                **{
+                    name: totals.get(name, 0)
+                    for name in (
+                        "done",
+                        "failed",
+                        "cancelled",
+                        "retried",
+                        "lost",
+                        "run_s",
+                        "wait_s",
                     )
-                    due += min([row.waiting, *(one for one in limits if one is not None)])
-            due += max(0, sum(event.k for _, event in t.lane_event.of(of.id)))
-            age_s = None if oldest is None else (now() - oldest).total_seconds()
-            rows.append({"queue": of.id, "jobs": min(due, count_max), "oldest_age_s": age_s})
-        return rows
+                },
+            }
+        )
+    return rows
 
-    @on(SQL.slot_map)
-    def slot_map() -> list[Any]:
-        return [
-            {"host": host, "queue": queue, "slots": slots, "name": queue_name(t, queue)}
-            for (host, queue), slots in t.slot.items()
-        ]
+
+@statement(SQL.recent_outcomes)
+def recent_outcomes(t: JobsTables, *, minutes: int) -> list[Any]:
+    since = t.now().replace(second=0, microsecond=0) - seconds(60 * minutes)
+    sums: dict[int, list[float]] = {}
+    for (queue, minute), counts in t.minute.items():
+        if minute >= since:
+            row = sums.setdefault(queue, [0, 0])
+            row[0] += counts.get("done", 0)
+            row[1] += counts.get("failed", 0)
+    return [{"queue": q, "done": done, "failed": bad} for q, (done, bad) in sums.items()]
+
+
+@statement(SQL.report_host)
+def report_host(t: JobsTables, *, host: int, **facts: Any) -> list[Any]:
+    row = t.host.get(host)
+    if row is None or row.expires_at <= t.now():
+        return []
+    t.host.lock(host)
+    t.host.put(host, replace(row, reported_at=t.now(), **facts))
+    return [{"is_draining": row.is_draining}]
+
+
+@statement(SQL.planned_slots)
+def planned_slots(t: JobsTables, *, host: str) -> list[Any]:
+    head = plan_head(t)
+    if not head["version"]:
+        return []
+    slots = {queue_name(t, queue): slots for (one, queue), slots in t.slot.items() if one == host}
+    is_draining = any(row.name == host and row.is_draining for row in t.host.values())
+    return [
+        {
+            "version": head["version"],
+            "slots": msgspec.json.encode(slots).decode(),
+            "is_draining": is_draining,
+        }
+    ]
+
+
+@statement(SQL.fleet_hosts)
+def fleet_hosts(t: JobsTables, *, silent_s: float) -> list[Any]:
+    newest: dict[str, Host] = {row.name: row for row in t.host.values()}
+    return [
+        {
+            **msgspec.structs.asdict(row),
+            "queues": list(row.queues),
+            "tags": list(row.tags),
+            "is_silent": row.expires_at <= t.now()
+            or (row.reported_at is not None and row.reported_at < t.now() - seconds(silent_s)),
+        }
+        for _, row in sorted(newest.items())
+    ]
+
+
+@statement(SQL.fleet_queues)
+def fleet_queues(t: JobsTables) -> list[Any]:
+    leased: dict[int, int] = defaultdict(int)
+    for lease in t.lease.values():
+        leased[lease.queue] += len(lease.jobs) - len(lease.settled)
+    rows = []
+    for of in sorted(t.queue.values(), key=lambda of: of.name):
+        totals = t.total.get(of.id) or {}
+        rows.append(
+            {
+                **{
+                    name: getattr(of, name)
+                    for name in (
+                        "id",
+                        "name",
+                        "paused",
+                        "batch",
+                        "tag",
+                        "importance",
+                        "slots_min",
+                        "slots_max",
+                    )
+                },
+                **{name: totals.get(name, 0) for name in TOTALS},
+                "leased": leased[of.id],
+            }
+        )
+    return rows
+
+
+@statement(SQL.fleet_waiting)
+def fleet_waiting(t: JobsTables, *, count_max: int) -> list[Any]:
+    rows = []
+    for of in t.queue.values():
+        if of.paused:
+            continue
+        due, _, oldest = t.ready.count(of.id, t.now())
+        for key, row in t.lane_queue.at_last(of.id):
+            if row.ready_at <= t.now() and row.waiting > 0:
+                lane = t.lane.get(key[:2])
+                limits = () if lane is None else (lane.limits.starts_max, lane.limits.concurrency)
+                due += min([row.waiting, *(one for one in limits if one is not None)])
+        due += max(0, sum(event.k for _, event in t.lane_event.of(of.id)))
+        age_s = None if oldest is None else (t.now() - oldest).total_seconds()
+        rows.append({"queue": of.id, "jobs": min(due, count_max), "oldest_age_s": age_s})
+    return rows
+
+
+@statement(SQL.slot_map)
+def slot_map(t: JobsTables) -> list[Any]:
+    return [
+        {"host": host, "queue": queue, "slots": slots, "name": queue_name(t, queue)}
+        for (host, queue), slots in t.slot.items()
+    ]
 
 
 def queue_name(t: JobsTables, queue: int) -> str:
@@ -362,58 +352,57 @@ def plan_head(t: JobsTables) -> dict[str, Any]:
     }
 
 
-def _register_lead(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
+@statement(SQL.lead_fleet)
+def lead_fleet(t: JobsTables, *, leader: str, lead_s: float) -> list[Any]:
+    t.plan.lock(1)
+    head = plan_head(t)
+    if head["leader"] != leader and head["leads_until"] > t.now():
+        return []
+    term = head["term"] + (head["leader"] != leader)
+    until = t.now() + seconds(lead_s)
+    t.plan.put(1, head | {"leader": leader, "term": term, "leads_until": until})
+    return [{"term": term}]
 
-    @on(SQL.lead_fleet)
-    def lead_fleet(leader: str, lead_s: float) -> list[Any]:
-        t.plan.lock(1)
-        head = plan_head(t)
-        if head["leader"] != leader and head["leads_until"] > now():
-            return []
-        term = head["term"] + (head["leader"] != leader)
-        until = now() + seconds(lead_s)
-        t.plan.put(1, head | {"leader": leader, "term": term, "leads_until": until})
-        return [{"term": term}]
 
-    @on(SQL.stop_leading)
-    def stop_leading(leader: str) -> int:
-        head = plan_head(t)
-        if head["leader"] != leader:
-            return 0
-        t.plan.put(1, head | {"leads_until": ALWAYS})
-        return 1
+@statement(SQL.stop_leading)
+def stop_leading(t: JobsTables, *, leader: str) -> int:
+    head = plan_head(t)
+    if head["leader"] != leader:
+        return 0
+    t.plan.put(1, head | {"leads_until": ALWAYS})
+    return 1
 
-    @on(SQL.find_plan)
-    def find_plan() -> list[Any]:
-        head = plan_head(t)
-        return [head | {"is_led": head["leads_until"] > now()}]
 
-    @on(SQL.write_plan)
-    def write_plan(leader: str, term: int, slots: str, moves: str) -> list[Any]:
-        if not t.model.lock_advisory("fleet_plan", waits=False):
-            return [{"version": None}]
-        head = plan_head(t)
-        if head["leader"] != leader or head["term"] != term:
-            return [{"version": None}]
-        t.plan.lock(1)
-        number = t.model.next_id("written")
-        t.written.put(number, (leader, term, head["leader"], head["term"]))
-        wanted = {(row["host"], row["queue"]): row["slots"] for row in msgspec.json.decode(slots)}
-        is_changed = head["version"] == 0
-        for key, _ in t.slot.items():
-            if key not in wanted:
-                t.slot.pop(key)
-                is_changed = True
-        for key, count in wanted.items():
-            if t.slot.get(key) != count:
-                t.slot.put(key, count)
-                is_changed = True
-        version = head["version"] + is_changed
-        t.plan.put(1, head | {"planned_at": now(), "version": version})
-        if is_changed:
-            t.model.notify("headrace_fleet", str(version))
-        return [{"version": version}]
+@statement(SQL.find_plan)
+def find_plan(t: JobsTables) -> list[Any]:
+    head = plan_head(t)
+    return [head | {"is_led": head["leads_until"] > t.now()}]
+
+
+@statement(SQL.write_plan)
+def write_plan(t: JobsTables, *, leader: str, term: int, slots: str, moves: str) -> list[Any]:
+    if not t.model.lock_advisory("fleet_plan", waits=False):
+        return [{"version": None}]
+    head = plan_head(t)
+    if head["leader"] != leader or head["term"] != term:
+        return [{"version": None}]
+    t.plan.lock(1)
+    number = t.model.next_id("written")
+    t.written.put(number, (leader, term, head["leader"], head["term"]))
+    wanted = {(row["host"], row["queue"]): row["slots"] for row in msgspec.json.decode(slots)}
+    is_changed = head["version"] == 0
+    for key in {key for key, _ in t.slot.items()} - wanted.keys():
+        t.slot.pop(key)
+        is_changed = True
+    for key, count in wanted.items():
+        if t.slot.get(key) != count:
+            t.slot.put(key, count)
+            is_changed = True
+    version = head["version"] + is_changed
+    t.plan.put(1, head | {"planned_at": t.now(), "version": version})
+    if is_changed:
+        t.model.notify("headrace_fleet", str(version))
+    return [{"version": version}]
 
 
 def slots_elsewhere(t: JobsTables, host_id: int, queue: int, slots_max: int) -> int:
@@ -438,92 +427,87 @@ def slots_elsewhere(t: JobsTables, host_id: int, queue: int, slots_max: int) -> 
     return sum(max(held.get(one, 0), bound.get(one, 0)) for one in hosts)
 
 
-def _register_allowances(t: JobsTables) -> None:
-    on = t.model.on
-
-    @on(SQL.allow_slots)
-    def allow_slots(host: int, call: int, requests: str) -> list[Any]:
-        is_alive, answers = t.is_live(host), []
-        for asked in sorted(msgspec.json.decode(requests), key=lambda row: row["queue_id"]):
-            queue = asked["queue_id"]
-            of = t.queue.get(queue)
-            if of is None:
-                continue
-            if of.slots_max >= UNLIMITED:
-                answers.append({"queue": queue, "slots": None})
-                continue
-            free = of.slots_max
-            if asked["kept"] > 0 or asked["wanted"] > 0:
-                free = max(0, of.slots_max - slots_elsewhere(t, host, queue, of.slots_max))
-            held, was_short, last_call = t.allowance.get((host, queue)) or (0, False, 0)
-            allowed = max(min(held, asked["kept"]), asked["used"])
-            if is_alive:
-                allowed = max(allowed, min(asked["wanted"], free))
-            is_short = allowed < asked["wanted"]
-            if allowed != held or is_short != was_short:
-                if last_call > call:
-                    return answers
-                t.model.lock_advisory(("slot_allowance", queue))
-                # Always computed there: the condition above only saves the search.
-                free = max(0, of.slots_max - slots_elsewhere(t, host, queue, of.slots_max))
-                if t.host.get(host) is not None:
-                    t.allowance.put((host, queue), (allowed, is_short, call))
-                others = (row[1] for key, row in t.allowance.at_last(queue) if key[0] != host)
-                if (is_short and not was_short) or (allowed < held and any(others)):
-                    t.model.notify("headrace_fleet", "")
-            answers.append({"queue": queue, "slots": min(allowed, free)})
-        return answers
+@statement(SQL.allow_slots)
+def allow_slots(t: JobsTables, *, host: int, call: int, requests: str) -> list[Any]:
+    is_alive, answers = t.is_live(host), []
+    for asked in sorted(msgspec.json.decode(requests), key=lambda row: row["queue_id"]):
+        queue = asked["queue_id"]
+        of = t.queue.get(queue)
+        if of is None:
+            continue
+        if of.slots_max >= UNLIMITED:
+            answers.append({"queue": queue, "slots": None})
+            continue
+        free = of.slots_max
+        if asked["kept"] > 0 or asked["wanted"] > 0:
+            free = max(0, of.slots_max - slots_elsewhere(t, host, queue, of.slots_max))
+        held, was_short, last_call = t.allowance.get((host, queue)) or (0, False, 0)
+        allowed = max(min(held, asked["kept"]), asked["used"])
+        if is_alive:
+            allowed = max(allowed, min(asked["wanted"], free))
+        is_short = allowed < asked["wanted"]
+        if allowed != held or is_short != was_short:
+            if last_call > call:
+                return answers
+            t.model.lock_advisory(("slot_allowance", queue))
+            # Always computed there: the condition above only saves the search.
+            free = max(0, of.slots_max - slots_elsewhere(t, host, queue, of.slots_max))
+            if t.host.get(host) is not None:
+                t.allowance.put((host, queue), (allowed, is_short, call))
+            others = (row[1] for key, row in t.allowance.at_last(queue) if key[0] != host)
+            if (is_short and not was_short) or (allowed < held and any(others)):
+                t.model.notify("headrace_fleet", "")
+        answers.append({"queue": queue, "slots": min(allowed, free)})
+    return answers
 
 
-def _register_alerts(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
-
-    @on(SQL.alerts)
-    def alerts(is_open: bool, alerts_max: int) -> list[Any]:
-        rows = sorted(t.alert.values(), key=lambda row: row["id"], reverse=True)
-        return [row | {"cleared_at": None} for row in rows[:alerts_max]]
-
-    @on(SQL.raise_alert)
-    def raise_alert(rule: str, subject: str, text: str) -> list[Any]:
-        if (rule, subject) in t.alert:
-            return []
-        row = {"id": t.model.next_id("alert"), "raised_at": now()}
-        t.alert.put((rule, subject), row | {"rule": rule, "subject": subject, "text": text})
-        return [row]
-
-    @on(SQL.clear_alert)
-    def clear_alert(rule: str, subject: str) -> list[Any]:
-        row = t.alert.pop((rule, subject))
-        if row is None:
-            return []
-        kept = {name: row[name] for name in ("id", "text", "raised_at")}
-        return [kept | {"cleared_at": now()}]
+@statement(SQL.alerts)
+def alerts(t: JobsTables, *, is_open: bool, alerts_max: int) -> list[Any]:
+    rows = sorted(t.alert.values(), key=lambda row: row["id"], reverse=True)
+    return [row | {"cleared_at": None} for row in rows[:alerts_max]]
 
 
-def _register_upkeep(t: JobsTables) -> None:
-    on, now = t.model.on, t.now
+@statement(SQL.raise_alert)
+def raise_alert(t: JobsTables, *, rule: str, subject: str, text: str) -> list[Any]:
+    if (rule, subject) in t.alert:
+        return []
+    row = {"id": t.model.next_id("alert"), "raised_at": t.now()}
+    t.alert.put((rule, subject), row | {"rule": rule, "subject": subject, "text": text})
+    return [row]
 
-    on(SQL.sum_hours)(lambda: [{}])
-    on(SQL.maintain_done_partitions)(lambda: [{"count": 0}])
 
-    @on(SQL.drop_old)
-    def drop_old(table: str, column: str, kept_s: float, rows_max: int) -> list[Any]:
-        dropped: Sequence[Any] = ()
-        if table == "queue_minute":
-            since = now() - seconds(kept_s)
-            dropped = [key for key, _ in t.minute.items() if key[1] <= since][:rows_max]
-            _drop(t.minute, dropped)
-        return [{"rows": len(dropped)}]
+@statement(SQL.clear_alert)
+def clear_alert(t: JobsTables, *, rule: str, subject: str) -> list[Any]:
+    row = t.alert.pop((rule, subject))
+    if row is None:
+        return []
+    kept = {name: row[name] for name in ("id", "text", "raised_at")}
+    return [kept | {"cleared_at": t.now()}]
 
-    @on(SQL.drop_old_keys)
-    def drop_old_keys(keys_max: int) -> int:
-        over = [
-            key
-            for key, row in t.unique.items()
-            if row.is_done and (row.kept_until or NEVER) <= now() and not t.unique.is_locked(key)
-        ][:keys_max]
-        _drop(t.unique, over)
-        return len(over)
+
+statement(SQL.sum_hours)(lambda t: [{}])
+statement(SQL.maintain_done_partitions)(lambda t: [{"count": 0}])
+
+
+@statement(SQL.drop_old)
+def drop_old(t: JobsTables, *, table: str, column: str, kept_s: float, rows_max: int) -> list[Any]:
+    dropped: Sequence[Any] = ()
+    if table == "queue_minute":
+        since = t.now() - seconds(kept_s)
+        dropped = [key for key, _ in t.minute.items() if key[1] <= since][:rows_max]
+        _drop(t.minute, dropped)
+    return [{"rows": len(dropped)}]
+
+
+@statement(SQL.drop_old_keys)
+def drop_old_keys(t: JobsTables, *, keys_max: int) -> int:
+    over = [
+        key
+        for key, row in t.unique.items()
+        if row.is_done and (row.kept_until or NEVER) <= t.now() and not t.unique.is_locked(key)
+    ][:keys_max]
+    _drop(t.unique, over)
+    return len(over)
 
 
 def _drop(table: Any, keys: Iterable[Any]) -> None:

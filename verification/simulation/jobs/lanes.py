@@ -23,6 +23,7 @@ from verification.simulation.jobs.tables import (
     Limiter,
     Limits,
     seconds,
+    statement,
 )
 
 ENTRIES: int = 16
@@ -106,9 +107,10 @@ def live_starts(lane: Lane, now: datetime) -> list[tuple[datetime, int]]:
 
 
 def plan_lanes(
-    t: JobsTables, queue: int, lanes: Sequence[Lane], jobs_max: int, quantum: int, now: datetime
+    t: JobsTables, queue: int, lanes: Sequence[Lane], *, jobs_max: int, quantum: int
 ) -> list[Planned]:
     """plan_lanes_v1: how many jobs each lane gives."""
+    now = t.now()
     weights = sum(lane.weight for lane in lanes)
     share = max(quantum, math.ceil(jobs_max / weights))
     planned: list[tuple[datetime, Lane, int, int]] = []
@@ -342,131 +344,141 @@ def move_to_lanes(t: JobsTables, jobs: Iterable[Job]) -> int:
     return events.total()
 
 
-def register(t: JobsTables) -> None:
-    """Register the statements."""
-    on, now = t.model.on, t.now
+@statement(SQL.fold_lanes)
+def fold_lanes_(t: JobsTables, *, queue: int, event: int, events_max: int) -> list[Any]:
+    folded, last_event = fold_lanes(t, queue, event, events_max)
+    return [{"folded": folded, "last_event": last_event}]
 
-    @on(SQL.fold_lanes)
-    def fold_lanes_(queue: int, event: int, events_max: int) -> list[Any]:
-        folded, last_event = fold_lanes(t, queue, event, events_max)
-        return [{"folded": folded, "last_event": last_event}]
 
-    @on(SQL.spend_of_queue)
-    def spend_of_queue(queue: int, lane: str, starts: int, wait_max_s: float) -> list[Any]:
-        return [{"wait_s": spend(t, limiter_of(t, queue), lane, starts, wait_max_s)}]
+@statement(SQL.spend_of_queue)
+def spend_of_queue(
+    t: JobsTables, *, queue: int, lane: str, starts: int, wait_max_s: float
+) -> list[Any]:
+    return [{"wait_s": spend(t, limiter_of(t, queue), lane, starts, wait_max_s)}]
 
-    @on(SQL.move_due)
-    def move_due(jobs_max: int) -> list[Any]:
-        due = []
-        for at, key in list(t.ready.laned):
-            if at > now() or len(due) == jobs_max:
-                break
-            if not t.ready.is_locked(key) and (job := t.ready.get(key)) is not None:
-                t.ready.pop(key)
-                due.append(job)
-        return [{"count": move_to_lanes(t, due)}]
 
-    @on(SQL.set_limiter)
-    def set_limiter(
-        limiter: str,
-        starts_max: int | None,
-        window_s: float | None,
-        slack_s: float,
-        concurrency: int | None,
-        is_set: bool,
-    ) -> list[Any]:
-        limits = Limits(
-            starts_max=starts_max, window_s=window_s, slack_s=slack_s, concurrency=concurrency
-        )
-        old = t.limiter.get(limiter)
-        if not is_set and (old is None or old.declared != limits):
-            old = replace(old or Limiter(name=limiter), declared=limits)
-            t.limiter.put(limiter, old)
-        if not is_set and old is not None:
-            if old.is_set or (old.limits == limits and old.is_spread):
-                return [{"is_to_spread": False}]
-        old = old or Limiter(name=limiter)
-        t.limiter.put(limiter, replace(old, limits=limits, is_set=is_set, is_spread=False))
-        return [{"is_to_spread": True}]
+@statement(SQL.move_due)
+def move_due(t: JobsTables, *, jobs_max: int) -> list[Any]:
+    due = []
+    for at, key in list(t.ready.laned):
+        if at > t.now() or len(due) == jobs_max:
+            break
+        if not t.ready.is_locked(key) and (job := t.ready.get(key)) is not None:
+            t.ready.pop(key)
+            due.append(job)
+    return [{"count": move_to_lanes(t, due)}]
 
-    @on(SQL.spread_limiter)
-    def spread_limiter(limiter: str, after: str, lanes_max: int) -> list[Any]:
-        of = t.limiter.get(limiter)
-        assert of is not None, "it was set before"
-        names = sorted(
-            name for (one, name), _ in t.lane.items() if one == limiter and name > after
-        )[:lanes_max]
-        for name in names:
-            lane = t.lane.get((limiter, name))
-            assert lane is not None, "it was just read"
-            if not lane.is_own and lane.limits != of.limits:
-                limit_lane(t, lane, of.limits)
-        if len(names) == lanes_max:
-            return [{"after": names[-1]}]
-        if not of.is_spread:
-            t.limiter.put(limiter, replace(of, is_spread=True))
-        return [{"after": None}]
 
-    @on(SQL.unspread_limiters)
-    def unspread_limiters() -> list[Any]:
-        return [{"name": of.name} for of in t.limiter.values() if not of.is_spread]
+@statement(SQL.set_limiter)
+def set_limiter(
+    t: JobsTables,
+    *,
+    limiter: str,
+    starts_max: int | None,
+    window_s: float | None,
+    slack_s: float,
+    concurrency: int | None,
+    is_set: bool,
+) -> list[Any]:
+    limits = Limits(
+        starts_max=starts_max, window_s=window_s, slack_s=slack_s, concurrency=concurrency
+    )
+    old = t.limiter.get(limiter)
+    if not is_set and (old is None or old.declared != limits):
+        old = replace(old or Limiter(name=limiter), declared=limits)
+        t.limiter.put(limiter, old)
+    if not is_set and old is not None and (old.is_set or (old.limits == limits and old.is_spread)):
+        return [{"is_to_spread": False}]
+    old = old or Limiter(name=limiter)
+    t.limiter.put(limiter, replace(old, limits=limits, is_set=is_set, is_spread=False))
+    return [{"is_to_spread": True}]
 
-    @on(SQL.set_lane)
-    def set_lane(
-        limiter: str,
-        lane: str,
-        is_own: bool | None,
-        starts_max: int | None,
-        window_s: float | None,
-        concurrency: int | None,
-        is_paused: bool | None,
-        weight: int | None,
-    ) -> list[Any]:
-        row = make_lane(t, limiter, lane)
-        of = t.limiter.get(limiter)
-        row = t.put_lane(
-            row,
-            is_own=row.is_own if is_own is None else is_own,
-            paused=row.paused if is_paused is None else is_paused,
-            weight=row.weight if weight is None else weight,
-        )
-        if is_own is None:
-            starts_max, window_s = row.limits.starts_max, row.limits.window_s
-            concurrency = row.limits.concurrency
-        slack_s = 0.25 if of is None else of.limits.slack_s
-        limits = Limits(
-            starts_max=starts_max,
-            window_s=window_s,
-            # PostgreSQL's least and greatest leave NULL out.
-            slack_s=max(slack_s, 1.0 if window_s is None else min(1.0, window_s / 60)),
-            concurrency=concurrency,
-        )
-        if not row.is_own:
-            limits = Limits() if of is None else of.limits
-        limit_lane(t, row, limits)
-        return [{}]
 
-    @on(SQL.remove_idle_lanes)
-    def remove_idle_lanes(limiter: str, lane: str, lanes_max: int, idle_s: float) -> list[Any]:
-        seen = sorted(key for key, _ in t.lane.items() if key > (limiter, lane))[:lanes_max]
-        removed = 0
-        leased = {(lease.limiter, job.lane) for lease in t.lease.values() for job in lease.jobs}
-        for key in seen:
-            row = t.lane.get(key)
-            if row is None or t.lane.is_locked(key) or row.is_own or row.paused:
-                continue
-            quiet = now() - max(seconds(idle_s), row.span)
-            queues = t.lane_queue.at_first(key)
-            if (
-                row.weight == 1
-                and row.inflight == 0
-                and (row.started_at or ALWAYS) < quiet
-                and all(one.waiting == 0 for _, one in queues)
-                and key not in leased
-            ):
-                removed += 1
-                for place, _ in queues:
-                    t.lane_queue.pop(place)
-                t.lane.pop(key)
-        last = seen[-1] if len(seen) == lanes_max else (None, None)
-        return [{"last_limiter": last[0], "last_name": last[1], "removed": removed}]
+@statement(SQL.spread_limiter)
+def spread_limiter(t: JobsTables, *, limiter: str, after: str, lanes_max: int) -> list[Any]:
+    of = t.limiter.get(limiter)
+    assert of is not None, "it was set before"
+    names = sorted(name for (one, name), _ in t.lane.items() if one == limiter and name > after)[
+        :lanes_max
+    ]
+    for name in names:
+        lane = t.lane.get((limiter, name))
+        assert lane is not None, "it was just read"
+        if not lane.is_own and lane.limits != of.limits:
+            limit_lane(t, lane, of.limits)
+    if len(names) == lanes_max:
+        return [{"after": names[-1]}]
+    if not of.is_spread:
+        t.limiter.put(limiter, replace(of, is_spread=True))
+    return [{"after": None}]
+
+
+@statement(SQL.unspread_limiters)
+def unspread_limiters(t: JobsTables) -> list[Any]:
+    return [{"name": of.name} for of in t.limiter.values() if not of.is_spread]
+
+
+@statement(SQL.set_lane)
+def set_lane(
+    t: JobsTables,
+    *,
+    limiter: str,
+    lane: str,
+    is_own: bool | None,
+    starts_max: int | None,
+    window_s: float | None,
+    concurrency: int | None,
+    is_paused: bool | None,
+    weight: int | None,
+) -> list[Any]:
+    row = make_lane(t, limiter, lane)
+    of = t.limiter.get(limiter)
+    row = t.put_lane(
+        row,
+        is_own=row.is_own if is_own is None else is_own,
+        paused=row.paused if is_paused is None else is_paused,
+        weight=row.weight if weight is None else weight,
+    )
+    if is_own is None:
+        starts_max, window_s = row.limits.starts_max, row.limits.window_s
+        concurrency = row.limits.concurrency
+    slack_s = 0.25 if of is None else of.limits.slack_s
+    limits = Limits(
+        starts_max=starts_max,
+        window_s=window_s,
+        # PostgreSQL's least and greatest leave NULL out.
+        slack_s=max(slack_s, 1.0 if window_s is None else min(1.0, window_s / 60)),
+        concurrency=concurrency,
+    )
+    if not row.is_own:
+        limits = Limits() if of is None else of.limits
+    limit_lane(t, row, limits)
+    return [{}]
+
+
+@statement(SQL.remove_idle_lanes)
+def remove_idle_lanes(
+    t: JobsTables, *, limiter: str, lane: str, lanes_max: int, idle_s: float
+) -> list[Any]:
+    seen = sorted(key for key, _ in t.lane.items() if key > (limiter, lane))[:lanes_max]
+    removed = 0
+    leased = {(lease.limiter, job.lane) for lease in t.lease.values() for job in lease.jobs}
+    for key in seen:
+        row = t.lane.get(key)
+        if row is None or t.lane.is_locked(key) or row.is_own or row.paused:
+            continue
+        quiet = t.now() - max(seconds(idle_s), row.span)
+        queues = t.lane_queue.at_first(key)
+        if (
+            row.weight == 1
+            and row.inflight == 0
+            and (row.started_at or ALWAYS) < quiet
+            and all(one.waiting == 0 for _, one in queues)
+            and key not in leased
+        ):
+            removed += 1
+            for place, _ in queues:
+                t.lane_queue.pop(place)
+            t.lane.pop(key)
+    last = seen[-1] if len(seen) == lanes_max else (None, None)
+    return [{"last_limiter": last[0], "last_name": last[1], "removed": removed}]

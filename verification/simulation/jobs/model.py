@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from verification.simulation.jobs import claim, enqueue, fleet, lanes, settle
-from verification.simulation.jobs.tables import JobsTables
+from verification.simulation.jobs.tables import STATEMENTS, JobsTables
 from verification.simulation.postgres import PostgresModel
+
+PARTS = (enqueue, lanes, settle, claim, fleet)
+"""The modules whose import declares the statements."""
 
 
 def add_jobs(model: PostgresModel) -> JobsTables:
     """Add the tables and statements of the jobs room to a server."""
     tables = JobsTables(model)
-    for part in (enqueue, lanes, settle, claim, fleet):
-        part.register(tables)
+    for query, contract in STATEMENTS:
+        model.on(query)(partial(contract, tables))
     return tables

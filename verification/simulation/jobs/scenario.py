@@ -16,8 +16,17 @@ from typing import Any, Final, cast
 from tests.kit.checkers import Finding
 
 from headrace.engines.postgres import Postgres
-from headrace.jobs import store
-from headrace.jobs import Batch, Cancel, Fail, JobContext, JobsConfig, NewJob, Registry, Snooze
+from headrace.jobs import (
+    Batch,
+    Cancel,
+    Fail,
+    JobContext,
+    JobsConfig,
+    NewJob,
+    Registry,
+    Snooze,
+    store,
+)
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.model import NewGroup
 from headrace.jobs.service import Jobs
@@ -175,6 +184,8 @@ class JobsScenario:
                 "batch",
                 "open",
                 "cancel",
+                "flood",
+                "flood",
             )
         )
         count = chance.randint(1, 8)
@@ -196,6 +207,10 @@ class JobsScenario:
         elif kind == "cancel":
             await self._cancel(jobs, chance)
             return
+        elif kind == "flood":
+            # Quick jobs: claims carry acks.
+            quick = {"do": "done", "s": 0.02}
+            new = [NewJob(queue="plain", payload=quick) for _ in range(10 * count)]
         else:
             queue = "plain" if kind == "many" else kind
             new = [_job(chance, queue, priority=chance.randint(3, 6)) for _ in range(count)]
@@ -224,6 +239,30 @@ class JobsScenario:
         newest = self.model.last_id("job_id")
         ids = [chance.randint(max(1, newest - 10), max(1, newest))]
         await store.workflows.cancel_tree(jobs._postgres, ids)  # noqa: SLF001 - its own lookup
+
+    async def handle(self, job: JobContext[dict[str, Any]], queue: str) -> None:
+        """The handler of most queues: its payload says how long it runs and how it ends."""
+        with self.checks.running(queue, job):
+            await asyncio.sleep(job.payload.get("s", 0.01))
+            match job.payload.get("do"):
+                case "raise" if job.attempt == 1:
+                    raise RuntimeError("the first attempt fails")
+                case "snooze" if self.world.now_s % 2 < 1:
+                    raise Snooze(2.0)
+                case "fail":
+                    raise Fail("it always fails")
+                case "cancel":
+                    raise Cancel("it is not needed")
+                case "progress":
+                    job.progress(0.5)
+                case "enqueue":
+                    await self._enqueue_more()
+
+    async def _enqueue_more(self) -> None:
+        """A handler enqueues a job."""
+        with self.world.recorder.asking("enqueue") as asked:
+            new = NewJob(queue="plain", payload={"s": 0.01})
+            asked.ok(job=[await self.service().enqueue(new)])
 
     # The run
 
@@ -280,38 +319,21 @@ def _add_tasks(registry: Registry, scenario: JobsScenario) -> None:
     registry.limiter("rated", rate=f"{starts_max}/{window_s:g}s")
     registry.limiter("counted", concurrency=CONCURRENCY)
 
-    async def handle(job: JobContext[dict[str, Any]], queue: str) -> None:
-        with checks.running(queue, job):
-            await asyncio.sleep(job.payload.get("s", 0.01))
-            match job.payload.get("do"):
-                case "raise" if job.attempt == 1:
-                    raise RuntimeError("the first attempt fails")
-                case "snooze" if scenario.world.now_s % 2 < 1:
-                    raise Snooze(2.0)
-                case "fail":
-                    raise Fail("it always fails")
-                case "cancel":
-                    raise Cancel("it is not needed")
-                case "progress":
-                    job.progress(0.5)
-                case "enqueue":
-                    await _enqueue_more(scenario, job)
-
     @registry.task("plain", concurrency=3, slots=(0, 50))
     async def plain(job: JobContext[dict[str, Any]]) -> None:
-        await handle(job, "plain")
+        await scenario.handle(job, "plain")
 
     @registry.task("rated", limiter="rated", concurrency=4)
     async def rated(job: JobContext[dict[str, Any]]) -> None:
-        await handle(job, "rated")
+        await scenario.handle(job, "rated")
 
     @registry.task("counted", limiter="counted", concurrency=2)
     async def counted(job: JobContext[dict[str, Any]]) -> None:
-        await handle(job, "counted")
+        await scenario.handle(job, "counted")
 
     @registry.task("capped", slots=(1, CAPPED_SLOTS))
     async def capped(job: JobContext[dict[str, Any]]) -> None:
-        await handle(job, "capped")
+        await scenario.handle(job, "capped")
 
     @registry.task("batch", batch=5)
     async def batch(batch: Batch[dict[str, Any]]) -> None:
@@ -329,10 +351,3 @@ def _add_tasks(registry: Registry, scenario: JobsScenario) -> None:
     async def minutely(job: JobContext[Any]) -> None:
         with checks.running("minutely", job):
             await asyncio.sleep(0.01)
-
-
-async def _enqueue_more(scenario: JobsScenario, job: JobContext[dict[str, Any]]) -> None:
-    """A handler that enqueues a job."""
-    with scenario.world.recorder.asking("enqueue") as asked:
-        new = NewJob(queue="plain", payload={"s": 0.01})
-        asked.ok(job=[await scenario.service().enqueue(new)])

@@ -16,7 +16,15 @@ from verification.simulation.jobs.enqueue import (
     limiter_of,
 )
 from verification.simulation.jobs.lanes import Released, settle_lanes
-from verification.simulation.jobs.tables import ENDS, Job, JobsTables, Lease, Unique, seconds
+from verification.simulation.jobs.tables import (
+    ENDS,
+    Job,
+    JobsTables,
+    Lease,
+    Unique,
+    seconds,
+    statement,
+)
 
 BACK = frozenset({"unstarted", "returned", "lost"})
 STATES = {"fail": "failed", "cancel": "cancelled", "quarantined": "quarantined", "done": "done"}
@@ -279,77 +287,81 @@ def return_lease(t: JobsTables, lease_id: int, losses_max: int) -> int:
     return len(lease.open_jobs)
 
 
-def register(t: JobsTables) -> None:
-    """Register the statements."""
-    on = t.model.on
+@statement(SQL.settle)
+def settle_(
+    t: JobsTables,
+    *,
+    whole: list[int],
+    outcome: str,
+    leases: list[int],
+    ids: list[int],
+    outcomes: list[str],
+    delays_s: list[float | None],
+    errors: list[str],
+    tracebacks: list[str],
+    results: list[bytes | None],
+    queues: list[str | None],
+    losses_max: int,
+    progressed: list[int],
+) -> list[Any]:
+    for job in progressed:
+        t.progress.pop(job)
+    jobs: dict[int, dict[int, tuple[str, float | None, str, str | None]]] = {}
+    for i, lease in enumerate(leases):
+        jobs.setdefault(lease, {})[ids[i]] = (outcomes[i], delays_s[i], errors[i], queues[i])
+    lost, busy = settle(t, whole=whole, outcome=outcome, jobs=jobs, losses_max=losses_max)
+    return [{"lost": lost or None, "busy": busy or None}] if lost or busy else []
 
-    @on(SQL.settle)
-    def settle_(
-        whole: list[int],
-        outcome: str,
-        leases: list[int],
-        ids: list[int],
-        outcomes: list[str],
-        delays_s: list[float | None],
-        errors: list[str],
-        tracebacks: list[str],
-        results: list[bytes | None],
-        queues: list[str | None],
-        losses_max: int,
-        progressed: list[int],
-    ) -> list[Any]:
-        for job in progressed:
-            t.progress.pop(job)
-        jobs: dict[int, dict[int, tuple[str, float | None, str, str | None]]] = {}
-        for i, lease in enumerate(leases):
-            jobs.setdefault(lease, {})[ids[i]] = (outcomes[i], delays_s[i], errors[i], queues[i])
-        lost, busy = settle(t, whole=whole, outcome=outcome, jobs=jobs, losses_max=losses_max)
-        return [{"lost": lost or None, "busy": busy or None}] if lost or busy else []
 
-    @on(SQL.return_lease)
-    def return_lease_(lease: int, losses_max: int) -> list[Any]:
-        return [{"jobs": return_lease(t, lease, losses_max)}]
+@statement(SQL.return_lease)
+def return_lease_(t: JobsTables, *, lease: int, losses_max: int) -> list[Any]:
+    return [{"jobs": return_lease(t, lease, losses_max)}]
 
-    @on(SQL.end_waiting)
-    def end_waiting_(ids: list[int]) -> list[Any]:
-        return [{"ids": end_waiting(t, ids)}]
 
-    @on(SQL.cancel_tree)
-    def cancel_tree(ids: list[int]) -> list[Any]:
-        ended = end_waiting(t, sorted(set(ids)))
-        running = {job.id for lease in t.lease.values() for job in lease.open_jobs}
-        marked = [job_id for job_id in sorted(set(ids)) if job_id in running]
-        for job_id in marked:
-            t.cancel.put(job_id, t.cancel.get(job_id) or t.now())
-        if marked:
-            t.model.notify("headrace_fleet", "")
-        return [{"ended": ended, "marked": marked}]
+@statement(SQL.end_waiting)
+def end_waiting_(t: JobsTables, *, ids: list[int]) -> list[Any]:
+    return [{"ids": end_waiting(t, ids)}]
 
-    @on(SQL.marked_jobs)
-    def marked_jobs(host: int) -> list[Any]:
-        if not len(t.cancel):
-            return []
-        return [
-            {"job_id": job.id, "lease_id": lease.id}
-            for _, lease in t.lease.of(host)
-            for job in lease.open_jobs
-            if job.id in t.cancel
-        ]
 
-    @on(SQL.tend_workflows)
-    def tend_workflows(kept_s: float, rows_max: int) -> list[Any]:
-        marked = [job_id for job_id, _ in t.cancel.items()]
-        end_marked(t, marked)
-        leased = {job.id for lease in t.lease.values() for job in lease.jobs}
-        for job_id in marked:
-            if job_id not in leased:
-                t.cancel.pop(job_id)
-        return [{"is_more": False}]
+@statement(SQL.cancel_tree)
+def cancel_tree(t: JobsTables, *, ids: list[int]) -> list[Any]:
+    ended = end_waiting(t, sorted(set(ids)))
+    running = {job.id for lease in t.lease.values() for job in lease.open_jobs}
+    marked = [job_id for job_id in sorted(set(ids)) if job_id in running]
+    for job_id in marked:
+        t.cancel.put(job_id, t.cancel.get(job_id) or t.now())
+    if marked:
+        t.model.notify("headrace_fleet", "")
+    return [{"ended": ended, "marked": marked}]
 
-    @on(SQL.write_progress)
-    def write_progress(leases: list[int], ids: list[int], **_rest: Any) -> int:
-        for lease_id, job_id in zip(leases, ids, strict=True):
-            lease = t.lease.get(lease_id)
-            if lease is not None and job_id not in lease.settled:
-                t.progress.put(job_id, lease_id)
-        return 1
+
+@statement(SQL.marked_jobs)
+def marked_jobs(t: JobsTables, *, host: int) -> list[Any]:
+    if not len(t.cancel):
+        return []
+    return [
+        {"job_id": job.id, "lease_id": lease.id}
+        for _, lease in t.lease.of(host)
+        for job in lease.open_jobs
+        if job.id in t.cancel
+    ]
+
+
+@statement(SQL.tend_workflows)
+def tend_workflows(t: JobsTables, *, kept_s: float, rows_max: int) -> list[Any]:
+    marked = [job_id for job_id, _ in t.cancel.items()]
+    end_marked(t, marked)
+    leased = {job.id for lease in t.lease.values() for job in lease.jobs}
+    for job_id in marked:
+        if job_id not in leased:
+            t.cancel.pop(job_id)
+    return [{"is_more": False}]
+
+
+@statement(SQL.write_progress)
+def write_progress(t: JobsTables, *, leases: list[int], ids: list[int], **_rest: Any) -> int:
+    for lease_id, job_id in zip(leases, ids, strict=True):
+        lease = t.lease.get(lease_id)
+        if lease is not None and job_id not in lease.settled:
+            t.progress.put(job_id, lease_id)
+    return 1

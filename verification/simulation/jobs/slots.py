@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 
 from headrace.engines.postgres import Postgres
 from headrace.jobs.agent.agent import _return_leases
-from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_lock import KILL_AFTER_S, HostLock, LockRecord
 from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.agent.queue_state import TaskFacts
@@ -30,8 +29,8 @@ from headrace.jobs.service import Jobs
 from headrace.jobs.slots.process import ORPHANED_GRACE_S
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusBoard, StatusCell
-from headrace.kernel.ipc import MessageConnection
 from headrace.jobs.worker import declared_ids
+from headrace.kernel.ipc import MessageConnection
 from verification.simulation.loop import CURRENT, Process
 from verification.simulation.postgres import SimulatedPostgres
 from verification.simulation.world import World

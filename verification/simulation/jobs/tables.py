@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from headrace.engines.sql import Query
 from verification.simulation.postgres import PostgresModel, Table
 
 Value = TypeVar("Value")
@@ -345,6 +346,21 @@ class Keyed(Table[tuple[Any, ...], Value]):
             return []
         rows = ((key, self.get(key)) for key in list(keys))
         return [(key, row) for key, row in rows if row is not None]
+
+
+Contract: TypeAlias = Callable[..., Any]
+STATEMENTS: Final[list[tuple[Query, Contract]]] = []
+"""All statements of the room, with the functions that model them."""
+
+
+def statement(query: Query) -> Callable[[Contract], Contract]:
+    """Decorate the model of a statement: the tables, and the query's parameters by name."""
+
+    def add(contract: Contract) -> Contract:
+        STATEMENTS.append((query, contract))
+        return contract
+
+    return add
 
 
 class JobsTables:
