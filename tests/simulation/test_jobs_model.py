@@ -1,7 +1,7 @@
 """The model of the jobs room returns what PostgreSQL returns, over random sequences of calls.
 
 Each step is one call of `headrace.jobs.store` on both. Moments are moved instead of waited for: the
-rows of PostgreSQL become older, and the clock of the model goes on.
+rows of PostgreSQL become older, and the clock of the model moves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of faults of a run: what happens to whom, when, for how long. Data first, then action.
+"""The plan of faults of a run: which fault hits which process, when, for how long. Data first, then action.
 
 A plan comes from the seed before the run, so that a run can be repeated with a part of it: a
 failing plan is shrunk to the faults that matter.
@@ -61,7 +61,7 @@ PROCESS_FAULTS: Final[Mapping[str, Act]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """A fault of a scenario: how it acts, whom it may hit, and its longest duration."""
+    """A fault of a scenario: how it acts, which processes it may hit, and its longest duration."""
 
     name: str
     act: Act

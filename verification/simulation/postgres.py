@@ -552,7 +552,7 @@ class SimulatedConnection:
             self._run_later(note, self, 0, channel, payload)
 
     def lose(self) -> None:
-        """The server is gone."""
+        """The server ended the connection."""
         self.terminate()
         for note in self._on_end:
             self._run_later(note, self)

@@ -20,7 +20,7 @@ from verification.simulation.faults import Fault, FaultInjector, FaultKind, plan
 from verification.simulation.loop import SimulationStuck
 from verification.simulation.world import World, silent_logs
 
-SETTLE_MAX_S: Final = 1800.0
+SETTLE_MAX_S: Final = 600.0
 """Virtual time for the work to end after the last fault is healed."""
 RUNS_TO_SHRINK_MAX: Final = 200
 
@@ -122,7 +122,7 @@ def _run_seed(
         found.extend(scenario.findings())
 
     try:
-        world.run(whole, hours_max=hours + SETTLE_MAX_S / 1800)
+        world.run(whole, hours_max=hours + SETTLE_MAX_S / 1800 + 0.5)
     except (SimulationStuck, TimeoutError) as error:
         found.append(Finding("stuck", "the run", repr(error)))
     finally:

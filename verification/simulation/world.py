@@ -177,7 +177,7 @@ class World:
                 self.errors.append(f"{process.name} ended by itself: {error!r}")
 
     def end(self) -> None:
-        """From now on processes may end."""
+        """Let processes end."""
         self._is_ending = True
 
     def on_death(self, note: Callable[[Process], None]) -> None:

@@ -137,8 +137,8 @@ class JobsChecks:
             sums[queue, lane] += row.waiting
         for event in tables.lane_event.values():
             sums[event.queue, event.lane] += event.k
-        for (queue, lane_of), order in tables.laned.order.items():
-            sums[queue, str(lane_of)] -= len(order)
+        for job in tables.laned.values():
+            sums[job.queue, str(job.lane)] -= 1
         for place, over in sums.items():
             if over:
                 self.note("lane counts", place, f"{over} more jobs are counted than wait")
@@ -152,7 +152,7 @@ class JobsChecks:
         self._busy_s = self._world.now_s
 
     def is_settled(self) -> bool:
-        """Whether every job has ended, but for those of crons, after a calm minute."""
+        """Whether every job except those of crons has ended, after a calm minute."""
         tables = self._tables
         if self._world.now_s - self._busy_s < CALM_S:
             return False
@@ -216,7 +216,7 @@ class JobsChecks:
         tables = self._tables
         live = {host.name for host in tables.host.values() if tables.is_live(host.id)}
         found = [
-            Finding("host is gone", name, "its process has no live row")
+            Finding("host missing", name, "its process has no live row")
             for name in ("agent-0", "agent-1", "agent-2", "work")
             if name not in live
         ]

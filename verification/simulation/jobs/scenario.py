@@ -241,7 +241,7 @@ class JobsScenario:
         await store.workflows.cancel_tree(jobs._postgres, ids)  # noqa: SLF001 - its own lookup
 
     async def handle(self, job: JobContext[dict[str, Any]], queue: str) -> None:
-        """The handler of most queues: its payload says how long it runs and how it ends."""
+        """The handler of most queues: its payload has its duration and its outcome."""
         with self.checks.running(queue, job):
             await asyncio.sleep(job.payload.get("s", 0.01))
             match job.payload.get("do"):

@@ -171,7 +171,7 @@ class SimulatedHostLock:
         self._files.record.host_ids.append(host_id)
 
     def note_slots(self, _pids: Sequence[int]) -> None:
-        """The world knows the slots."""
+        """The world has the slots."""
 
 
 class SimulatedAgentPool(ForkedWorkerPool):
