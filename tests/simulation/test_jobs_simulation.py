@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,14 @@ HOURS = 0.03
 PINNED = (2, 7, 12)
 """Seeds with many faults."""
 BUGS = [bug for bug in bugs() if bug.room == "jobs"]
+
+
+@pytest.fixture(autouse=True)
+def _silent():
+    """The log of a run has thousands of lines."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def simulated(*arguments):

@@ -23,6 +23,8 @@ SCENARIOS: Final = {
     "feed": "verification.simulation.feed:FeedScenario",
     "jobs": "verification.simulation.jobs:JobsScenario",
     "views": "verification.simulation.views:ViewsScenario",
+    "jobs-busy": "verification.simulation.jobs:BusyJobsScenario",
+    "jobs-late-standby": "verification.simulation.jobs:LateStandbyScenario",
 }
 
 

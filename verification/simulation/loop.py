@@ -223,7 +223,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if not ready or process.is_paused:
                 self._waiting.pop(process, None)
             if self.steps - first > CALLBACKS_PER_INSTANT_MAX:
-                raise SimulationStuck(f"time does not move at {self._now_s:.6f} s: {process} never waits")
+                raise SimulationStuck(
+                    f"time does not move at {self._now_s:.6f} s: {process} never waits"
+                )
 
     def _next_process(self) -> Process:
         if len(self._waiting) == 1:

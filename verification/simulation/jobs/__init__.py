@@ -1,5 +1,9 @@
 """The room `jobs` in the simulation: models of its statements, and its processes."""
 
-from verification.simulation.jobs.scenario import JobsScenario, LateStandbyScenario
+from verification.simulation.jobs.scenario import (
+    BusyJobsScenario,
+    JobsScenario,
+    LateStandbyScenario,
+)
 
-__all__ = ["JobsScenario", "LateStandbyScenario"]
+__all__ = ["BusyJobsScenario", "JobsScenario", "LateStandbyScenario"]

@@ -48,8 +48,6 @@ LASTS_MAX_S: Final = 90.0
 """Longer than a lease: a host that is cut off for so long is fenced."""
 GAPS_S: Final = (8.0, 20.0, 60.0)
 """Mean times between two faults."""
-QUIET_S: Final = 60.0
-"""Mean time between two bursts of a client."""
 RATE: Final = (5, 10.0)
 """Starts of a lane, and their window."""
 CONCURRENCY: Final = 2
@@ -59,6 +57,9 @@ OUTCOMES: Final = ("done",) * 12 + ("raise", "fail", "snooze", "cancel", "enqueu
 
 class JobsScenario:
     """See `run.Scenario`."""
+
+    quiet_s = 60.0
+    """Mean time between two bursts of a client."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -166,7 +167,7 @@ class JobsScenario:
                 with suppress(HeadraceError):
                     await self._call_once(jobs, chance)
                 await asyncio.sleep(chance.expovariate(2.0))
-            await asyncio.sleep(chance.expovariate(1 / QUIET_S))
+            await asyncio.sleep(chance.expovariate(1 / self.quiet_s))
         await asyncio.get_running_loop().create_future()
 
     async def _call_once(self, jobs: Jobs, chance: random.Random) -> None:
@@ -283,6 +284,12 @@ class JobsScenario:
     def findings(self) -> list[Finding]:
         """See `run.Scenario`."""
         return self.checks.findings()
+
+
+class BusyJobsScenario(JobsScenario):
+    """With clients that hardly pause: more happens at the same time, at more cost per hour."""
+
+    quiet_s = 5.0
 
 
 class LateStandbyScenario(JobsScenario):
