@@ -1,4 +1,4 @@
-"""The plan of faults of a run: which fault hits which process, when, for how long. Data first, then action.
+"""The plan of faults of a run: which fault hits which process, when, for how long.
 
 A plan comes from the seed before the run, so that a run can be repeated with a part of it: a
 failing plan is shrunk to the faults that matter.
