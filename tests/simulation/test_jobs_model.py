@@ -452,6 +452,7 @@ async def compare(pair):
             " JOIN headrace.lane_queue w ON w.limiter = l.limiter AND w.lane = l.name",
         )
     )
+    pair.model.follow()
     t, now = pair.model.tables, pair.model.model.now()
     own = []
     for (limiter, lane, _), row in t.lane_queue.items():
