@@ -239,7 +239,7 @@ class JobsScenario:
     async def _cancel(self, jobs: Jobs, chance: random.Random) -> None:
         newest = self.model.last_id("job_id")
         ids = [chance.randint(max(1, newest - 10), max(1, newest))]
-        await store.workflows.cancel_tree(jobs._postgres, ids)  # noqa: SLF001 - its own lookup
+        await store.workflows.cancel_tree(jobs._postgres, ids)
 
     async def handle(self, job: JobContext[dict[str, Any]], queue: str) -> None:
         """The handler of most queues: its payload has its duration and its outcome."""
