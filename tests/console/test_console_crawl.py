@@ -295,6 +295,33 @@ async def test_the_queues_fit_a_laptop_and_are_labelled_cards_on_a_phone_without
         assert await phone.phone_faults() == []
 
 
+async def test_filters_and_bulk_buttons_are_folded_on_a_phone_without_scripts(tab, screen):
+    path = "/console/jobs/jobs?state=failed"
+    await screen.open(path)
+    assert await screen.page.locator(".fold").first.is_hidden()
+    assert await screen.page.locator("#f-queue").is_visible()
+    async with tab(width=WIDTHS["phone"], scripts=False) as phone:
+        await phone.open(path)
+        for label, place in (("Filters (1 set)", "#f-queue"), ("Change all", "a:has-text('all')")):
+            shown = phone.page.locator("main").locator(place).first
+            assert await shown.is_hidden()
+            await phone.page.locator("summary", has_text=label).click()
+            await shown.wait_for()
+        assert await phone.phone_faults() == []
+
+
+async def test_the_row_that_a_key_selects_is_above_the_foot_of_the_page(screen):
+    await screen.open("/console/jobs")
+    page = screen.page
+    await page.set_viewport_size({"width": WIDTHS["laptop"], "height": 500})
+    count = await page.locator("tbody tr").count()
+    foot = page.locator(".bottom")
+    for _ in range(count):
+        await page.keyboard.press("j")
+        row, edge = await page.locator("tr.at").bounding_box(), await foot.bounding_box()
+        assert row["y"] + row["height"] <= edge["y"] + 1
+
+
 async def test_photos_tracks_and_charts_are_drawn(screen):
     await screen.open("/console/fetch/photos?customer=bike-shop")
     photo = screen.page.locator(".shot img").first

@@ -6,7 +6,9 @@ import html
 import os
 import re
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from browser import WIDTHS, browsing
@@ -14,6 +16,9 @@ from recorded import QUEUES, record
 from served import app_of, serving, visiting
 from tests.kit.waiting import wait_true
 
+from headrace.console.screens.overview import RoomRates, media_card
+from headrace.console.stored import newest_minute
+from headrace.console.views import Rates
 from headrace.engines.endpoints import Endpoints
 
 ROOMS = {
@@ -74,6 +79,19 @@ async def brush(screen, name, first, last):
     await screen.page.mouse.down()
     await screen.page.mouse.move(box["x"] + box["width"] * last, middle, steps=4)
     await screen.page.mouse.up()
+
+
+async def test_until_rates_are_measured_those_of_the_last_minute_are_shown_with_its_time(site):
+    app, _ = site
+    rates = Rates(None)
+    context = SimpleNamespace(rates=rates, history=app.history, now_at=datetime.now(UTC))
+    minute = await newest_minute(context)
+    assert minute.rate_per_s("media_requests") > 0
+    card = media_card(rates, RoomRates(rates, minute), is_installed=True)
+    assert card.at == f"minute to {minute.ended_at:%H:%M}"
+    assert float(card.rate) > 0
+    unrecorded = media_card(rates, RoomRates(rates, None), is_installed=True)
+    assert (unrecorded.rate, unrecorded.at) == ("measuring", "")
 
 
 async def test_every_room_draws_its_minutes(open_tab):

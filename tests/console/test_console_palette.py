@@ -94,6 +94,13 @@ async def test_a_caller_finds_only_what_its_token_may_read(filled, served):
         assert not [one for one in screens if "/jobs" in one or "/audit" in one]
 
 
+async def test_states_are_searched_as_lists(at):
+    failed = [one for one in await matches(at, "failed") if one["kind"] == "list"]
+    assert failed[0]["href"] == "/console/jobs/jobs?state=failed"
+    held = {one["href"] for one in await matches(at, "held")}
+    assert "/console/fetch?show=held" in held
+
+
 @pytest.mark.parametrize("text", [*CORPUS, LAMP, "9" * 30, "../..", "%", "_", "-5", "a\\b", "~"])
 async def test_any_text_is_a_search(at, text):
     assert isinstance(await matches(at, text), list)

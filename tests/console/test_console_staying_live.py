@@ -198,7 +198,7 @@ async def test_a_form_keeps_focus_updates_counts_and_survives_a_refusal(screen, 
 async def test_a_page_without_updates_reports_it(screen):
     page = screen.page
     await screen.open("/console/audit")
-    await wait_state(screen, "no live updates: press r to reload")
+    await wait_state(screen, "no live updates")
     moment = "document.querySelector('#as-of').dateTime"
     before = await page.evaluate(moment)
     await page.keyboard.press("r")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from types import SimpleNamespace
 
 import msgspec
@@ -17,6 +17,7 @@ from headrace.console.format import (
     format_bytes,
     format_count,
     format_duration,
+    format_limit,
     format_percent,
     format_short,
     pretty_json,
@@ -24,6 +25,7 @@ from headrace.console.format import (
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
+from headrace.console.screens.fetch_photos import errors_chart
 from headrace.console.screens.fleet import QueueRow
 from headrace.console.screens.health import (
     Issue,
@@ -33,14 +35,17 @@ from headrace.console.screens.health import (
     unreadable_issues,
 )
 from headrace.console.screens.job_actions import job_number
-from headrace.console.screens.jobs import step_bars
+from headrace.console.screens.jobs import moments_of, step_bars
+from headrace.console.screens.media import ends_of_media
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series, row_id
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
+from headrace.jobs.model import Job, JobState
 from headrace.kernel.terminal import is_visible, pluralize
+from headrace.web.history import Mark
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -58,6 +63,8 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
         (format_short, 9_999, "9,999"),
         (format_short, 2_000_000, "2M"),
         (format_duration, None, "unknown"),
+        (format_duration, 36_500 * 86_400, "100 y"),
+        (format_limit, "6300ms", "6.3 s"),
         (format_duration, 0, "0 s"),
         (format_duration, 0.0004, "0.4 ms"),
         (format_duration, 0.25, "250 ms"),
@@ -380,3 +387,45 @@ def test_bars_of_a_workflow_stand_in_proportion_to_its_time():
     # The page stays the same for a while.
     assert step_bars([step(0, 10), step(10, None)], datetime.fromtimestamp(101, UTC)) == waiting
     assert step_bars([step(0, None)], datetime.fromtimestamp(0, UTC))[0].length == 100
+
+
+def test_the_timeline_of_a_failed_job_is_in_order_and_has_its_last_run_once():
+    once = Job(id=1, state=JobState.FAILED, run_at=NOW, ended_at=NOW, attempt=1, error="x")
+    assert [one.text for one in moments_of(once)] == ["due", "failed"]
+    third = msgspec.structs.replace(once, attempt=3)
+    texts = [(one.when, one.text) for one in moments_of(third)]
+    assert texts == [("earlier", "2 runs failed"), ("", "due for retry"), ("", "run 3 failed")]
+    later = msgspec.structs.replace(third, state=JobState.SCHEDULED, ended_at=None)
+    assert [one.text for one in moments_of(later)] == ["3 runs failed", "due for retry"]
+
+
+def _study(*weeks):
+    found = [
+        SimpleNamespace(week=week, time_class=name, attempts=4, errors=errors)
+        for week, name, errors in weeks
+    ]
+    return SimpleNamespace(weeks=found)
+
+
+def test_the_errors_of_a_first_week_are_bars_by_class_and_later_weeks_have_their_date():
+    first, third = date(2025, 12, 22), date(2026, 1, 5)
+    young = errors_chart(_study((first, "500ms", 1), (first, "5s", 2)))
+    assert (young.kind, young.labels, young.lines[0].values) == (
+        "bars",
+        ["500 ms", "5 s"],
+        [25, 50],
+    )
+    old = errors_chart(_study((first, "5s", 2), (third, "5s", 4)))
+    assert old.labels == ["2025-12-22", "2025-12-29", "2026-01-05"]
+    assert old.lines[0].values == [50, None, 100]
+
+
+def test_a_killed_media_node_is_counted_although_its_metrics_begin_again():
+    marks = [
+        Mark(at=NOW, kind="restart", text="", role="media"),
+        Mark(at=NOW, kind="deaths", text="", role="media", count=2),
+        Mark(at=NOW, kind="restart", text="", role="agent"),
+        Mark(at=NOW, kind="start", text="", role="media"),
+    ]
+    assert ends_of_media(PanelData(marks)) == 3
+    assert ends_of_media(PanelData(error="no answer")) is None

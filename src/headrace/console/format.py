@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from headrace.kernel.config import parse_duration_s
+
 UNKNOWN: Final = "unknown"
 PRETTY_CHARACTERS_MAX: Final = 20_000
 TONES: Final = {
@@ -19,7 +21,7 @@ TONES: Final = {
 }
 """States by tone."""
 _TONE_OF: Final = {word: tone for tone, words in TONES.items() for word in words.split()}
-_TIMES: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+_TIMES: Final = ((31_536_000.0, "y"), (86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
@@ -61,6 +63,11 @@ def format_duration(value: float | None) -> str:
             shown = f"{value / size:.1f}" if abs(value) < 10 * size else f"{value / size:.0f}"
             return f"{shown.removesuffix('.0')} {unit}"
     return f"{value:.1f} s" if 0 < abs(value) < 10 else f"{value:.0f} s"
+
+
+def format_limit(text: str) -> str:
+    """The duration of a setting, such as `6300ms`, as other durations: `6.3 s`."""
+    return format_duration(parse_duration_s(text))
 
 
 def format_bytes(value: float | None) -> str:

@@ -214,6 +214,7 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
 }  # fmt: skip
 OF_JOBS: Final = ("overview", "jobs")
 """The rooms with charts of queues."""
+OF_CACHES: Final = ("media_blocks", "media_reads")
 ENDS: Final = (
     ("done", ""), ("failed", "bad"), ("cancelled", "muted"), ("retried", "warn"), ("lost", ""),
 )  # fmt: skip
@@ -241,7 +242,7 @@ class _Loader:
         charts = self._job_charts(steps) if steps is not None else []
         for spec in specs:
             chart = self._chart(spec, by_name[spec.series])
-            if chart is not None:
+            if chart is not None and not self._is_of_no_cache(spec, chart):
                 charts.append((f"{spec.series}-{spec.kind}", spec.label, chart))
         begin = await self._context.history.begin()
         cut = self._steps_before_begin(begin, steps or [])
@@ -260,6 +261,10 @@ class _Loader:
             is_empty=not any(found.is_recorded) and not steps,
             first_at=self._next_minute_at() if begin is None else None,
         )
+
+    def _is_of_no_cache(self, spec: Spec, chart: Chart) -> bool:
+        """Whether no node has a cache, so that a chart of caches would always be empty."""
+        return spec.series in OF_CACHES and chart.is_quiet and not self._context.media.config.disks
 
     def _next_minute_at(self) -> datetime:
         """When the minute that passes now is in the history."""

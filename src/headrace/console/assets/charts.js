@@ -92,7 +92,9 @@ const headraceCharts = (() => {
     // Without a pointer over the chart, the legend shows the latest values.
     const value = (plot, _, at, row) => {
       const values = state.data.lines[at - 1]?.values ?? [];
-      return written(data.unit)(row === null ? latest(values) : values[Math.min(row, values.length - 1)]);
+      const shown = row === null ? latest(values) : values[Math.min(row, values.length - 1)];
+      // Counts are scaled to whole minutes, so digits after the point would be noise.
+      return written(data.unit)(data.unit.endsWith("/min") && shown >= 1 ? Math.round(shown) : shown);
     };
     const one = { label: line.label, stroke, width: 1.5, value, points: { show: false, filter: alone, size: 5 } };
     if (data.kind === "bars") {

@@ -9,7 +9,7 @@
   root.classList.add("scripted");
 
   // Relative times: every [data-ago] shows the time since its datetime.
-  const units = [[86400, "d"], [3600, "h"], [60, "min"]];
+  const units = [[31536000, "y"], [86400, "d"], [3600, "h"], [60, "min"]];
   const span = (seconds) => {
     for (const [size, unit] of units) {
       if (seconds >= 2 * size) {
@@ -122,12 +122,13 @@
   const liveState = (word, kind) => {
     const place = byId("live-state");
     if (place.textContent !== word) place.textContent = word;
+    byId("reload").hidden = !("still" in main().dataset);
     place.className = `when-scripted ${kind}`;
   };
   const showLiveState = () => {
     if (Date.now() < refusedUntil) liveState(refusal, "off");
     else if (isLoggedOut) liveState("not live: the session has ended, reload the page to log in", "off");
-    else if (!stream) liveState("still" in main().dataset ? "no live updates: press r to reload" : "", "");
+    else if (!stream) liveState("still" in main().dataset ? "no live updates" : "", "");
     else if (stream.readyState !== EventSource.OPEN && !(isJoining && Date.now() - connectedAt < AGAIN_MS)) liveState("not live: disconnected, values are not updated", "off");
     else if (Date.now() - receivedAt > SILENT_MS) liveState("not live: no response from the server", "off");
     else if (unavailable) liveState(`values are not updated: ${unavailable}`, "off");
@@ -174,7 +175,7 @@
     const at = rows().findIndex((row) => row.matches(".at"));
     const focused = main().contains(document.activeElement) ? document.activeElement : null;
     const { id } = focused || {};
-    kept = { at, link: linkOf(rows()[at]), focused, id, href: focused?.getAttribute("href"), box: boxes().indexOf(focused), flash: null, scrolled: [], isSamePage };
+    kept = { at, link: linkOf(rows()[at]), focused, id, href: focused?.getAttribute("href"), box: boxes().indexOf(focused), flash: null, scrolled: [], isSamePage, opened: [...main().querySelectorAll("details[open]")].map((one) => one.id) };
     scrolledTo = [scrollX, scrollY];
     if (!isSamePage) return;
     kept.flash = main().querySelector(":scope > .flash");
@@ -197,6 +198,7 @@
   const restore = () => {
     if (!kept) return;
     if (kept.flash && !main().querySelector(":scope > .flash")) main().prepend(kept.flash);
+    for (const one of main().querySelectorAll("details[id]")) one.open ||= kept.opened.includes(one.id);
     kept.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
     const row = chosen();
     row?.classList.add("at");
@@ -296,6 +298,10 @@
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-opens]");
     if (opener) open(opener.dataset.opens);
+    if (event.target.closest("#reload")) {
+      event.preventDefault();
+      acts.r();
+    }
     const closer = event.target.closest("[data-close]");
     const dialog = closer?.closest("dialog");
     if (dialog) {

@@ -34,6 +34,15 @@
     }
     return [...seen.values()].slice(0, ACTIONS_MAX);
   };
+  // Color schemes, chosen as in the corner of the page.
+  const themes = () => {
+    const needed = words();
+    const choices = [...document.querySelectorAll("#theme option")];
+    const whole = (one) => `theme color scheme ${one.textContent}`.toLowerCase();
+    return choices
+      .filter((one) => needed.length && needed.every((word) => whole(one).includes(word)))
+      .map((one) => ({ kind: "theme", label: one.textContent, hint: "color scheme", theme: one.value }));
+  };
   const span = (name, text) => {
     const made = document.createElement("span");
     made.className = name;
@@ -54,7 +63,7 @@
   const show = (matches, word) => {
     const text = input.value.trim().toLowerCase();
     const isSame = (one) => text && one.label.toLowerCase() === text;
-    found = [...matches.filter(isSame), ...actions(), ...matches.filter((one) => !isSame(one))];
+    found = [...matches.filter(isSame), ...actions(), ...themes(), ...matches.filter((one) => !isSame(one))];
     list.replaceChildren(
       ...found.map((one, index) => {
         const option = document.createElement("li");
@@ -98,7 +107,11 @@
     if (!one) return;
     dialog.close();
     if (one.isAction) document.querySelector(`#main a.button[href="${CSS.escape(one.href)}"]`)?.click();
-    else if (PLACE.test(one.href)) location.assign(one.href);
+    else if (one.theme) {
+      const field = document.getElementById("theme");
+      field.value = one.theme;
+      field.form.requestSubmit();
+    } else if (PLACE.test(one.href)) location.assign(one.href);
   };
 
   document.addEventListener("keydown", (event) => {

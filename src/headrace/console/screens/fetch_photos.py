@@ -6,9 +6,10 @@ import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from datetime import date, datetime, timedelta
 from typing import Any, Final
 
+from headrace.console.format import format_limit
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.consumers import HOOK
 from headrace.fetch.i18n import Texts
@@ -180,21 +181,38 @@ async def view_study(context: ViewContext) -> dict[str, Any]:
             labels=[f"{one.up_to_s:g} s" for one in times],
         ),
         "errors": errors_chart(study),
+        "first_week": study.weeks[0].week if len({one.week for one in study.weeks}) == 1 else None,
         "spans": SPANS,
         "downloads_min": DOWNLOADS_MIN,
     }
 
 
 def errors_chart(study: Study) -> Chart:
-    """Percentage of failed and refused attempts by week, a line per class."""
+    """Percentage of failed and refused attempts: of a first week by class, later by week."""
+    unit = "% of attempts"
     weeks = sorted({one.week for one in study.weeks})
-    by_class: dict[str, dict[object, float]] = {}
+    by_class: dict[str, dict[date, float]] = {}
     for one in study.weeks:
-        by_class.setdefault(one.time_class, {})[one.week] = 100 * one.errors / one.attempts
+        by_class.setdefault(format_limit(one.time_class), {})[one.week] = (
+            100 * one.errors / one.attempts
+        )
+    if len(weeks) <= 1:
+        rates = [rate for of in by_class.values() for rate in of.values()]
+        return Chart(
+            xs=list(range(len(by_class))),
+            unit=unit,
+            lines=[Line("errors", rates)],
+            kind="bars",
+            labels=list(by_class),
+        )
+    # A week without attempts is a gap.
+    count = (weeks[-1] - weeks[0]).days // 7 + 1
+    every = [weeks[0] + timedelta(weeks=number) for number in range(count)]
     return Chart(
-        xs=[datetime.combine(week, time(), UTC).timestamp() for week in weeks],
-        unit="% of attempts",
-        lines=[Line(name, [of.get(week) for week in weeks]) for name, of in by_class.items()],
+        xs=list(range(count)),
+        unit=unit,
+        lines=[Line(name, [of.get(week) for week in every]) for name, of in by_class.items()],
+        labels=[f"{week:%Y-%m-%d}" for week in every],
     )
 
 

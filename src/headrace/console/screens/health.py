@@ -35,8 +35,6 @@ CAUSES_SHOWN: Final = 8
 """Lines of one kind; a further line counts the others."""
 DYING_FROM: Final = 3
 """Starts of a role within RECENT_S from which it keeps dying."""
-HISTORY_S: Final = 3_600.0
-"""Restarts and deaths are shown for this time."""
 TIMES_SHOWN: Final = 4
 ROLES: Final = {
     "agent": "/jobs/hosts",
@@ -242,8 +240,8 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             tone="warn",
             subject=f"queue {queue.queue}",
             href=f"{PREFIX}/jobs/queues/{path_segment(queue.queue)}",
-            text=f"{jobs} returned in the last {format_duration(load.value.span_s)}, because the"
-            " slot or host that ran them died",
+            text=f"{jobs} requeued in the last {format_duration(load.value.span_s)} after their"
+            " worker died",
             fix="No job is lost: they run again. A job that crashes its process repeatedly is"
             " quarantined. Check the memory of the host and the agent's log.",
         )
@@ -302,7 +300,7 @@ def role_issues(gone: Mapping[str, float]) -> Iterator[Issue]:
 def death_issues(marks: PanelData[Sequence[Mark]]) -> Iterator[Issue]:
     """Roles that started again, and slots and media processes that died, as the history has them.
 
-    `marks` are those of the last HISTORY_S; one line for each host and role.
+    `marks` are those of the last hour; one line for each host and role.
     """
     found = [one for one in marks.value or () if one.kind in ("restart", "deaths")]
     found.sort(key=lambda one: (one.kind, one.host, one.role))

@@ -23,6 +23,7 @@ from headrace.console.views import Room, Screen, ViewContext, attempt
 from headrace.jobs.model import STATES_BY_ENDING, Job, JobState
 from headrace.jobs.steps import Step
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
+from headrace.kernel.terminal import pluralize
 
 JOBS_SHOWN: Final = 100
 STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
@@ -30,11 +31,12 @@ STATES: Final = tuple(state.value for state in JobState if state is not JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """An entry of a job's timeline; `at` is None if its time is not recorded."""
+    """An entry of a job's timeline; without `at`, `when` is its place in it."""
 
     at: datetime | None
     tone: str
     text: str
+    when: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,11 @@ async def view_job(context: ViewContext) -> dict[str, Any]:
     is_workflow = (job.queue or "").startswith(WORKFLOW_PREFIX)
     workflow = await attempt(jobs.workflows.get, job.id) if is_workflow else None
     steps = workflow.value.steps if workflow is not None and workflow.value is not None else ()
+    why = await attempt(jobs.why, job.id)
     return {
         "job": job,
-        "why": await attempt(jobs.why, job.id),
+        "why": why,
+        "has_error_above": bool(job.error and why.value and job.error in why.value.text),
         "moments": list(moments_of(job)),
         "is_retriable": job.state.value in STATES_BY_ENDING,
         "is_waiting": job.state in (JobState.READY, JobState.SCHEDULED),
@@ -111,28 +115,30 @@ def step_bars(steps: Sequence[Step], now: datetime) -> list[StepBar]:
 def moments_of(job: Job) -> list[Moment]:
     """Known events of a job, in order."""
     found = []
-    if job.run_at is not None:
-        is_later = job.state is JobState.SCHEDULED
-        text = "scheduled" if is_later else "due" if job.attempt == 0 else "due for retry"
-        found.append(Moment(at=job.run_at, tone="warn" if is_later else "", text=text))
-    if job.attempt:
-        runs = "run" if job.attempt == 1 else "runs"
-        found.append(Moment(at=None, tone="bad", text=f"{job.attempt} {runs} failed"))
+    # The last run of a failed job is its end, which has a time.
+    before = job.attempt - (job.state is JobState.FAILED)
+    if before > 0:
+        text = f"{pluralize(before, 'run')} failed"
+        found.append(Moment(at=None, tone="bad", text=text, when="earlier"))
     if job.losses:
         died = "once" if job.losses == 1 else f"{job.losses} times"
-        found.append(Moment(at=None, tone="bad", text=f"worker crashed {died}"))
+        found.append(Moment(at=None, tone="bad", text=f"worker crashed {died}", when="earlier"))
+    if job.run_at is not None:
+        is_later = job.state is JobState.SCHEDULED
+        text = "due for retry" if before > 0 else "scheduled" if is_later else "due"
+        found.append(Moment(at=job.run_at, tone="warn" if is_later else "", text=text))
     if job.state is JobState.LEASED:
-        found.append(
-            Moment(
-                at=None, tone="good", text=f"in progress: lease {job.lease_id} on host {job.host}"
-            )
-        )
+        text = f"in progress: lease {job.lease_id} on host {job.host}"
+        found.append(Moment(at=None, tone="good", text=text, when="now"))
     if job.progress is not None:
         progress = f"{job.progress.ratio * 100:.0f} %: {job.progress.text}"
         found.append(Moment(at=job.progress.at, tone="good", text=progress))
     if job.ended_at is not None:
         tone = "good" if job.state is JobState.DONE else "bad"
-        found.append(Moment(at=job.ended_at, tone=tone, text=job.state.value))
+        text = job.state.value
+        if job.state is JobState.FAILED and job.attempt > 1:
+            text = f"run {job.attempt} failed"
+        found.append(Moment(at=job.ended_at, tone=tone, text=text))
     if job.state is JobState.GONE:
         found.append(Moment(at=None, tone="", text="finished, not kept"))
     return found

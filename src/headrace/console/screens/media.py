@@ -11,6 +11,7 @@ from prometheus_client.utils import floatToGoString
 
 from headrace.console.history import board_of
 from headrace.console.screens.media_actions import ACTIONS
+from headrace.console.stored import newest_minute, recent_marks
 from headrace.console.views import (
     PanelData,
     Rates,
@@ -22,6 +23,7 @@ from headrace.console.views import (
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S
 from headrace.media.model import SOURCES, STAGES, STATUSES, MediaObject
+from headrace.web.history import Mark
 
 NAMES_MAX: Final = 512
 HOTTEST_MAX: Final = 10
@@ -30,11 +32,12 @@ HOTTEST_MAX: Final = 10
 async def view_node(context: ViewContext) -> dict[str, Any]:
     """Metrics, disks and hottest objects of this machine's node."""
     media = context.media
-    history, figures, disks, hottest = await asyncio.gather(
+    history, figures, disks, hottest, marks = await asyncio.gather(
         board_of(context, "media"),
         read_figures(context.rates),
         attempt(media.disks.list) if media.config.disks else no_data(),
         attempt(media.hottest.list, objects_max=HOTTEST_MAX),
+        attempt(recent_marks, context),
     )
     return {
         "history": history,
@@ -42,7 +45,18 @@ async def view_node(context: ViewContext) -> dict[str, Any]:
         "figures": figures,
         "disks": disks,
         "hottest": hottest,
+        "minute": await newest_minute(context),
+        "ends": ends_of_media(marks),
     }
+
+
+def ends_of_media(marks: PanelData[list[Mark]]) -> int | None:
+    """Restarts of media nodes and deaths of their processes in the last hour; None: unknown."""
+    if marks.value is None:
+        return None
+    restarts = sum(one.kind == "restart" and one.role == "media" for one in marks.value)
+    deaths = (one.count for one in marks.value if one.kind == "deaths" and one.role == "media")
+    return restarts + sum(deaths)
 
 
 async def view_cluster(context: ViewContext) -> dict[str, Any]:
@@ -180,7 +194,6 @@ class NodeFigures:
     """p99 of each stage, as a bucket bound."""
     cuts: Mapping[str, float]
     stalls: float | None
-    deaths: float
 
 
 async def read_figures(rates: Rates) -> NodeFigures | None:
@@ -211,8 +224,6 @@ async def read_figures(rates: Rates) -> NodeFigures | None:
         },
         cuts=_by(rates, "media_cuts_total", "reason", CUTS),
         stalls=rates.total("media_demand_stalls_total", OF_NODE),
-        # This series starts with the first death.
-        deaths=rates.total("media_child_deaths_total", OF_NODE) or 0.0,
     )
 
 

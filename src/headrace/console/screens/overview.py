@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from headrace.console.history import board_of
 from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
+from headrace.console.stored import StoredMinute, newest_minute, recent_marks
 from headrace.console.views import NO_DATA, PanelData, Rates, Room, Screen, ViewContext, attempt
 from headrace.engines.backup.service import BackupsState
 from headrace.fetch.i18n import Texts
@@ -49,6 +49,8 @@ class System:
     """The flow through the system."""
     rate: str
     unit: str
+    at: str = ""
+    """The time of a rate that is not of now."""
     recent: Sequence[float | None]
     """Recent rates, as read by viewers of the overview."""
     facts: Sequence[tuple[str, str]]
@@ -63,8 +65,38 @@ class System:
         return self.name.capitalize()
 
 
+class RoomRates:
+    """This machine's rates; until they are measured, those of the newest recorded minute."""
+
+    def __init__(self, rates: Rates, minute: StoredMinute | None) -> None:
+        self._rates, self._minute = rates, minute
+
+    def shown(self, per_s: float | None, series: str, key: str = "") -> float | None:
+        """The measured rate, or the recorded one."""
+        if per_s is None and self._minute is not None:
+            return self._minute.rate_per_s(series, key)
+        return per_s
+
+    def at(self, per_s: float | None) -> str:
+        """When a recorded rate was; empty for a measured one."""
+        return "" if per_s is not None or self._minute is None else self._minute.note
+
+    def text(self, per_s: float | None) -> str:
+        """A rate for people."""
+        if per_s is None:
+            return MEASURING if self._rates.is_measuring else UNKNOWN
+        return format_short(round(per_s, 1) if per_s < 100 else round(per_s))
+
+    def bytes_text(self, per_s: float | None) -> str:
+        """A rate of bytes for people."""
+        return self.text(None) if per_s is None else f"{format_bytes(per_s)}/s"
+
+
 def jobs_card(
-    rates: Rates, queues: PanelData[Sequence[QueueStatus]], fleet: PanelData[FleetState]
+    rates: Rates,
+    given: RoomRates,
+    queues: PanelData[Sequence[QueueStatus]],
+    fleet: PanelData[FleetState],
 ) -> System:
     """Jobs; the counts cover the whole fleet."""
     per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
@@ -81,7 +113,8 @@ def jobs_card(
     return System(
         name="jobs",
         what="your code → queues → slots on all hosts",
-        rate=_rate(rates, per_s),
+        rate=given.text(given.shown(per_s, "jobs_ended", "done")),
+        at=given.at(per_s),
         recent=rates.note("jobs", per_s),
         unit="done/s",
         facts=facts,
@@ -89,20 +122,22 @@ def jobs_card(
     )
 
 
-def fetch_card(rates: Rates, runs: PanelData[Sequence[Any]] | None) -> System:
+def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | None) -> System:
     """Fetch: photo rate and active runs."""
     per_s = rates.rate_per_s("fetch_photos_total")
+    received_per_s = given.shown(rates.rate_per_s("fetch_received_bytes_total"), "fetch_bytes")
     under_way = UNKNOWN
     if runs is not None and runs.value is not None:
         under_way = format_count(sum(run.ended_at is None for run in runs.value))
     return System(
         name="fetch",
         what="sellers' catalogues and photos → items",
-        rate=_rate(rates, per_s),
+        rate=given.text(given.shown(per_s, "fetch_photos")),
+        at=given.at(per_s),
         recent=rates.note("fetch", per_s),
         unit="photos/s",
         facts=[
-            ("received", _bytes(rates, rates.rate_per_s("fetch_received_bytes_total"))),
+            ("received", given.bytes_text(received_per_s)),
             ("active runs", under_way),
         ],
         link=("/fetch/hosts?sort=errors", "Photo hosts by errors"),
@@ -111,7 +146,7 @@ def fetch_card(rates: Rates, runs: PanelData[Sequence[Any]] | None) -> System:
     )
 
 
-def views_card(rates: Rates, lag: PanelData[Sequence[Any]]) -> System:
+def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) -> System:
     """Views: hit rate and flush lag."""
     per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
     oldest, pending = UNKNOWN, UNKNOWN
@@ -121,7 +156,8 @@ def views_card(rates: Rates, lag: PanelData[Sequence[Any]]) -> System:
     return System(
         name="views",
         what="visitors → totals, series, tops",
-        rate=_rate(rates, per_s),
+        rate=given.text(given.shown(per_s, "views_hits", "counted")),
+        at=given.at(per_s),
         recent=rates.note("views", per_s),
         unit="hits/s",
         facts=[("flush lag", oldest), ("unflushed calls", pending)],
@@ -129,34 +165,40 @@ def views_card(rates: Rates, lag: PanelData[Sequence[Any]]) -> System:
     )
 
 
-def feed_card(rates: Rates, shards: PanelData[Any]) -> System:
+def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
     """Feed: page rate, change rate and sweep lag."""
     per_s = rates.rate_per_s("feed_pages_total")
+    changes_per_s = rates.rate_per_s("feed_changes_total")
+    # The history has no series of changes.
+    changes = [] if rates.is_measuring else [("changes", f"{given.text(changes_per_s)}/s")]
     return System(
         name="feed",
         what="authors' posts → followers' pages",
-        rate=_rate(rates, per_s),
+        rate=given.text(given.shown(per_s, "feed_pages")),
+        at=given.at(per_s),
         recent=rates.note("feed", per_s),
         unit="pages/s",
         facts=[
-            ("changes", _per_s(rates, rates.rate_per_s("feed_changes_total"))),
+            *changes,
             ("sweep lag", format_duration(sweep_lag_s(rates))),
         ],
         error=shards.error,
     )
 
 
-def media_card(rates: Rates, *, is_installed: bool) -> System:
+def media_card(rates: Rates, given: RoomRates, *, is_installed: bool) -> System:
     """Media: request rate, bytes sent, connections."""
     per_s = rates.rate_per_s("media_requests_total", OF_NODE)
+    sent_per_s = given.shown(rates.rate_per_s("media_bytes_total", OF_NODE), "media_bytes")
     return System(
         name="media",
         what="stored objects → players, by range",
-        rate=_rate(rates, per_s),
+        rate=given.text(given.shown(per_s, "media_requests")),
+        at=given.at(per_s),
         recent=rates.note("media", per_s),
         unit="requests/s",
         facts=[
-            ("sent", _bytes(rates, rates.rate_per_s("media_bytes_total", OF_NODE))),
+            ("sent", given.bytes_text(sent_per_s)),
             ("connections", format_count(rates.total("media_connections", OF_NODE))),
         ],
         is_installed=is_installed,
@@ -168,20 +210,6 @@ def sweep_lag_s(rates: Rates) -> float | None:
     return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
 
 
-def _rate(rates: Rates, per_s: float | None) -> str:
-    if per_s is None:
-        return MEASURING if rates.is_measuring else UNKNOWN
-    return format_short(round(per_s, 1) if per_s < 100 else round(per_s))
-
-
-def _per_s(rates: Rates, per_s: float | None) -> str:
-    return _rate(rates, per_s) + ("" if per_s is None else "/s")
-
-
-def _bytes(rates: Rates, per_s: float | None) -> str:
-    return _rate(rates, None) if per_s is None else f"{format_bytes(per_s)}/s"
-
-
 RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 
@@ -190,8 +218,6 @@ BACKUPS_EVERY_S: Final = 60.0
 """The archive is read at most so often: it has an object for each write of new log."""
 NODES_EVERY_S: Final = 10.0
 """Nodes of a cluster are probed at most so often."""
-MARKS_EVERY_S: Final = 10.0
-"""The history has a new minute once a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,15 +246,16 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
     history, found = await asyncio.gather(board_of(context, "overview"), _read(context))
     rates = context.rates
+    given = RoomRates(rates, await newest_minute(context))
     # The order within a tone is that of the sources.
     issues = sorted(_issues(context, found), key=lambda one: one.tone != "bad")
     return {
         "systems": [
-            jobs_card(rates, found.queues, found.fleet),
-            fetch_card(rates, found.runs),
-            views_card(rates, found.lag),
-            feed_card(rates, found.shards),
-            media_card(rates, is_installed=True),
+            jobs_card(rates, given, found.queues, found.fleet),
+            fetch_card(rates, given, found.runs),
+            views_card(rates, given, found.lag),
+            feed_card(rates, given, found.shards),
+            media_card(rates, given, is_installed=True),
         ],
         "health": health_of(issues),
         "issues": issues[:ISSUES_SHOWN],
@@ -264,13 +291,10 @@ async def _read(context: ViewContext) -> Sources:
     if context.backups.is_on:
         backups = partial(context.rates.kept, "backups", BACKUPS_EVERY_S, context.backups.state)
         calls["backups"] = ("metrics:read", backups)
-    since_at = context.now_at - timedelta(seconds=health.HISTORY_S)
-    last_hour = partial(context.history.marks, from_at=since_at, to_at=context.now_at)
-    marks = partial(context.rates.kept, "marks", MARKS_EVERY_S, last_hour)
     engines, _, found_marks, *results = await asyncio.gather(
         _engines(context),
         context.rates.read(),
-        attempt(marks),
+        attempt(recent_marks, context),
         *(_seen(context, scope, call) for scope, call in calls.values()),
     )
     absent = {

@@ -27,6 +27,21 @@ SOURCE_S: Final = 1.5
 TEXT_CHARACTERS_MAX: Final = 256
 
 
+LISTS: Final[Sequence[tuple[str, str, str, str]]] = (
+    ("jobs:read", "Failed jobs", "/jobs/jobs?state=failed", "Jobs"),
+    ("jobs:read", "Waiting jobs", "/jobs/jobs?state=ready", "Jobs"),
+    ("jobs:read", "Scheduled jobs", "/jobs/jobs?state=scheduled", "Jobs"),
+    ("jobs:read", "Jobs in progress", "/jobs/jobs?state=leased", "Jobs"),
+    ("jobs:read", "Cancelled jobs", "/jobs/jobs?state=cancelled", "Jobs"),
+    ("jobs:read", "Quarantined jobs", "/jobs/jobs?state=quarantined", "Jobs"),
+    ("jobs:read", "Paused queues", "/jobs?state=paused", "Jobs"),
+    ("fetch:read", "Held runs", "/fetch?show=held", "Fetch"),
+    ("fetch:read", "Missing and failed photos", "/fetch/photos?show=broken", "Fetch"),
+    ("fetch:read", "Photo hosts by errors", "/fetch/hosts?sort=errors", "Fetch"),
+)
+"""Filtered lists with the scope that they need, their path, and their room."""
+
+
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the console: its kind, its name, and what distinguishes it from others."""
 
@@ -44,7 +59,7 @@ async def view_search(context: ViewContext) -> dict[str, Any]:
 
 async def find_matches(context: ViewContext, text: str) -> list[Match]:
     """What the text leads to: equal names first, then screens and things of each room."""
-    found = list(_screens(context, text))
+    found = [*_lists(context, text), *_screens(context, text)]
     if text and text.isprintable():
         allowed = [find for scope, find in SOURCES if context.may(scope)]
         for matches in await asyncio.gather(*(_within(context, find, text) for find in allowed)):
@@ -83,6 +98,14 @@ def _screens(context: ViewContext, text: str) -> Iterator[Match]:
                 yield Match(kind="screen", label=label, href=href, hint=hint)
 
 
+def _lists(context: ViewContext, text: str) -> Iterator[Match]:
+    """Lists that a word of the text selects, such as failed jobs."""
+    words = text.lower().split()
+    for scope, label, path, room in LISTS:
+        if words and context.may(scope) and all(word in label.lower() for word in words):
+            yield Match(kind="list", label=label, href=PREFIX + path, hint=room)
+
+
 def _match(kind: str, label: object, path: str, hint: str = "", **query: object) -> Match:
     href = f"{PREFIX}{path}?{urlencode(query)}" if query else PREFIX + path
     return Match(kind=kind, label=visible(str(label)), href=href, hint=visible(hint))
@@ -93,6 +116,13 @@ async def _job(context: ViewContext, text: str) -> AsyncIterator[Match]:
         job = await context.jobs.job(job_id)
         queue = "" if job.state is JobState.GONE else f" in {job.queue}"
         yield _match("job", job_id, f"/jobs/jobs/{job_id}", f"{job.state.value}{queue}")
+
+
+async def _failures(context: ViewContext, text: str) -> AsyncIterator[Match]:
+    found = await context.jobs.find(state="failed", q=text, jobs_max=1)
+    if found.jobs:
+        label = f"Failed jobs with {text!r} in their error"
+        yield _match("list", label, "/jobs/jobs", found.jobs[0].queue or "", state="failed", q=text)
 
 
 async def _names(context: ViewContext, text: str) -> AsyncIterator[Match]:
@@ -164,6 +194,7 @@ def _before(part: str) -> str:
 SOURCES: Final[Sequence[tuple[str, Find]]] = (
     ("jobs:read", _job),
     ("jobs:read", _names),
+    ("jobs:read", _failures),
     ("fetch:read", _customers),
     ("fetch:read", _run),
     ("fetch:read", _items),

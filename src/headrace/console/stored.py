@@ -1,0 +1,83 @@
+"""Recent history for panels: rates of the newest recorded minute, and deaths of the last hour.
+
+The first reading of this machine's metrics gives no rates, and a browser without scripts takes no
+second one. The history of all hosts has them for the last minute that was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from headrace.console.views import ViewContext, attempt
+from headrace.web.history import Mark
+
+LOOKED_BACK: Final = timedelta(minutes=10)
+MINUTE_S: Final = 60.0
+READ_EVERY_S: Final = 10.0
+MARKS_S: Final = 3_600.0
+"""Time span of deaths and restarts."""
+SERIES: Final = (
+    "jobs_ended",
+    "fetch_photos",
+    "fetch_bytes",
+    "views_hits",
+    "feed_pages",
+    "media_requests",
+    "media_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMinute:
+    """The newest recorded minute: rates per second by series and key."""
+
+    ended_at: datetime
+    per_s: Mapping[str, Mapping[str, float]]
+
+    def rate_per_s(self, series: str, key: str = "") -> float:
+        """The rate of a key of a series, or the sum of all; 0 if nothing was recorded."""
+        rates = self.per_s.get(series, {})
+        return rates.get(key, 0.0) if key else sum(rates.values())
+
+    @property
+    def note(self) -> str:
+        """When it was: `minute to 17:02`."""
+        return f"minute to {self.ended_at:%H:%M}"
+
+
+async def newest_minute(context: ViewContext) -> StoredMinute | None:
+    """The newest recorded minute, while this machine's rates are not measured yet."""
+    if not context.rates.is_measuring:
+        return None
+    read = partial(read_minute, context)
+    return (await attempt(context.rates.kept, "stored_minute", READ_EVERY_S, read)).value
+
+
+async def recent_marks(context: ViewContext) -> list[Mark]:
+    """Starts, deaths and outages of the last hour, on all hosts."""
+    since_at = context.now_at - timedelta(seconds=MARKS_S)
+    read = partial(context.history.marks, from_at=since_at, to_at=context.now_at)
+    found: list[Mark] = await context.rates.kept("marks", READ_EVERY_S, read)
+    return found
+
+
+async def read_minute(context: ViewContext) -> StoredMinute | None:
+    """The newest minute that any host recorded in the last LOOKED_BACK."""
+    found = await context.history.read(
+        SERIES, from_at=context.now_at - LOOKED_BACK, to_at=context.now_at
+    )
+    recorded: Sequence[int] = [n for n, is_recorded in enumerate(found.is_recorded) if is_recorded]
+    if not recorded:
+        return None
+    last = recorded[-1]
+    return StoredMinute(
+        ended_at=found.from_at + timedelta(seconds=(last + 1) * found.step_s),
+        per_s={
+            one.series: {line.label: (line.values[last] or 0.0) / MINUTE_S for line in one.lines}
+            for one in found.series
+        },
+    )
