@@ -67,7 +67,7 @@ def format_duration(value: float | None) -> str:
 
 def format_limit(text: str) -> str:
     """The duration of a setting, such as `6300ms`, as other durations: `6.3 s`."""
-    return format_duration(parse_duration_s(text))
+    return format_duration(parse_duration_s(text)).replace(".0 ", " ")
 
 
 def format_bytes(value: float | None) -> str:
