@@ -266,7 +266,9 @@ const headraceCharts = (() => {
     const axis = { stroke: colour("--muted"), font, grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
     const along = (x, hasDay) => (hasLabels ? data.labels[x] ?? "" : clock(x, hasDay));
     const tick = (x, each) => (!hasLabels && each >= 86400 ? day(new Date(x * 1000)) : along(x, isLong));
-    const edges = () => [data.xs[0], data.xs[data.xs.length - 1] + data.step];
+    // Whole bars, and whole steps.
+    const isOfBars = hasLabels && data.kind === "bars";
+    const edges = () => (isOfBars ? [-0.5, data.xs.length - 0.5] : [data.xs[0], data.xs[data.xs.length - 1] + data.step]);
     const lines = data.kind === "heat" ? [heatSeries(state)] : data.lines.map((line, index) => series(state, line, index));
     const bands = data.kind === "stack" ? data.lines.slice(1).map((_, index) => ({ series: [index + 2, index + 1] })) : [];
     return {
@@ -283,7 +285,7 @@ const headraceCharts = (() => {
       },
       legend: { live: true },
       tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
-      scales: { x: { time: !hasLabels, ...(data.step && data.xs.length ? { range: edges } : {}) }, y: { range: yRange(data) } },
+      scales: { x: { time: !hasLabels, ...((data.step || isOfBars) && data.xs.length ? { range: edges } : {}) }, y: { range: yRange(data) } },
       axes: [{ ...axis, grid: { show: false }, space: isLong ? 90 : 60, size: 24, values: (_, ticks, __, ___, each) => ticks.map((x) => tick(x, each)) }, yAxis(state, { ...axis, space: 28 })],
       series: [{ label: hasLabels ? "Range" : "UTC", value: (_, at) => (at === null ? (hasLabels ? "last" : "latest") : along(at, true)) }, ...lines],
       hooks: { drawClear: data.kind === "heat" ? [drawHeat(state)] : [], draw: [drawMarks(state)], setCursor: [showTip(state)], setSelect: [select(state)] },
