@@ -222,3 +222,15 @@ async def test_keys_lead_everywhere_and_escape_restores_a_filter(screen):
     async with page.expect_navigation():
         await page.locator("#theme").select_option("dark")
     assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+async def test_a_text_area_that_was_resized_breaks_no_policy_when_its_form_is_refused(
+    screen, stack
+):
+    await screen.open(f"/console/do/jobs.add_job?queue={stack.queue('resized')}")
+    screen.allow("status of 422")
+    area = screen.page.locator("textarea")
+    await area.evaluate("area => { area.style.height = '300px' }")
+    await area.fill("{not json")
+    await screen.page.locator("#form .primary").click()
+    await screen.page.locator(".fault").wait_for()
