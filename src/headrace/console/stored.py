@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from headrace.console.history import RECORDED_AFTER_S
 from headrace.console.views import ViewContext, attempt
 from headrace.web.history import Mark
 
@@ -67,9 +68,9 @@ async def recent_marks(context: ViewContext) -> list[Mark]:
 
 async def read_minute(context: ViewContext) -> StoredMinute | None:
     """The newest minute that any host recorded in the last LOOKED_BACK."""
-    found = await context.history.read(
-        SERIES, from_at=context.now_at - LOOKED_BACK, to_at=context.now_at
-    )
+    recorded_at = context.now_at - timedelta(seconds=RECORDED_AFTER_S)
+    this_at = recorded_at.replace(second=0, microsecond=0)
+    found = await context.history.read(SERIES, from_at=this_at - LOOKED_BACK, to_at=this_at)
     recorded: Sequence[int] = [n for n, is_recorded in enumerate(found.is_recorded) if is_recorded]
     if not recorded:
         return None
