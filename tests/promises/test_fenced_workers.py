@@ -16,11 +16,17 @@ from tests.kit.checkers import counted_twice, over_limit, overlapping
 from tests.kit.storm.fleet import LEASE_S, LONG_LEASE, ROLES
 from tests.kit.waiting import wait_true
 
+from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 STARTS_MAX, WINDOW_S = 3, 0.5
+HELD = compile_query(
+    "held",
+    "-- Slots that a host may use.\nSELECT coalesce(sum(slots), 0) FROM headrace.slot_allowance"
+    " WHERE host = :host",
+)
 
 
 def one_role_each_run(first):
@@ -81,6 +87,23 @@ async def test_a_worker_whose_heartbeats_were_late_registers_again(fleet, role):
     assert zombie.events("host_lost")
     await wait_true(lambda: fleet.ended(ids))
     await require_one_effect_each(fleet, ids)
+
+
+@EACH_ROLE
+async def test_a_lost_row_frees_its_allowances_before_the_next_one(fleet, role):
+    """Otherwise a host that loses one row after another keeps a queue of few slots from all."""
+    worker = fleet.start(role, **{**LONG_LEASE, "JOBS_HEARTBEAT": "300ms"})
+    [first] = await wait_true(lambda: worker.events("host_registered"))
+
+    async def held() -> int:
+        return await fleet.postgres.value(HELD, host=first["host_id"])
+
+    await fleet.add("narrow")
+    await wait_true(held, what="it has slots of the queue")
+    fleet.note_lost(worker)
+    await fleet.expire_hosts()
+    await wait_true(lambda: len(worker.events("host_registered")) == 2)
+    assert await held() == 0
 
 
 @EACH_ROLE

@@ -24,6 +24,8 @@ from headrace.jobs.service import Jobs
 from headrace.jobs.slots.runner import SlotRunner
 
 END_S: Final = 3.0
+THREADS_END_S: Final = 1.0
+"""Wait for sync handlers of a lost host; one that runs longer keeps the host's allowances."""
 """Extra time after the grace time in which a runner returns its jobs."""
 Declare: TypeAlias = Callable[[], Awaitable[Mapping[str, int]]]
 """Stores what the code declares, and returns the ids of its queues by name."""
@@ -112,9 +114,10 @@ class LocalWorkerPool:
         """See `WorkerPool`."""
         await self._stop(grace_s)
 
-    async def abort(self) -> None:
+    async def abort(self) -> bool:
         """See `WorkerPool`."""
         await self._stop(0.0)
+        return self._runner is None or await self._runner.wait_idle(THREADS_END_S)
 
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`: nothing to report, the fleet plans no slots here."""

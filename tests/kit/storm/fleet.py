@@ -144,11 +144,11 @@ class Fleet:
         """The environment of a process of this fleet; settings without their prefix."""
         settings = {**self.settings, **self._urls, **more}
         env = {f"HEADRACE_{name}": value for name, value in settings.items()}
-        paths = [str(self.folder), str(Path(__file__).parent)]
+        paths = [str(self.folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         return {
             **env,
             "HISTORY": str(self.folder / "history"),
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "CLOCK_OFFSET": str(self.folder / OFFSET_FILE),
         }
 

@@ -63,8 +63,8 @@ class WorkerPool(Protocol):
     async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
         """Let slots finish within `grace_s`; afterwards no slot has a job."""
 
-    async def abort(self) -> None:
-        """End all work at once: other hosts receive it."""
+    async def abort(self) -> bool:
+        """End all work at once: other hosts receive it. Return whether no handler runs any more."""
 
     def kill(self, worker: WorkerProxy, why: str) -> None:
         """Kill a slot for no fault of its jobs."""
@@ -143,9 +143,17 @@ class HostLoop:
                 await leases.abandon()
             finally:
                 await dispatcher.abort()
-            if not stop.is_set():
-                await self._pool.abort()
+            if not stop.is_set() and await self._pool.abort():
+                await self._free_allowances(leases.host_id)
         _log.info("host_stopped", name=self._name, **self.statistics())
+
+    async def _free_allowances(self, host_id: int) -> None:
+        """Free the allowances of a lost row, whose work has ended, for the next row."""
+        try:
+            await store.leases.expire_host(self._postgres, host_id)
+        except HeadraceError as error:
+            # They are free 5 s after the row expired.
+            _log.warning("allowances_not_freed", host_id=host_id, error=error.text)
 
     async def _register(self) -> tuple[LeaseManager, Dispatcher]:
         declared = await self._pool.declare()

@@ -130,12 +130,14 @@ class ForkedWorkerPool:
             _log.warning("slots_killed_at_stop", slots=left, jobs=dispatcher.jobs_open)
             await self.abort()
 
-    async def abort(self) -> None:
+    async def abort(self) -> bool:
         """See `WorkerPool`."""
         for slot in self._slots.values():
             slot.kill("its agent stops or lost its host row", is_blameless=True)
-        if not await self._wait_gone(KILL_AFTER_S):
+        is_gone = await self._wait_gone(KILL_AFTER_S)
+        if not is_gone:
             _log.error("slots_not_gone", pids=self.pids)
+        return is_gone
 
     def kill(self, worker: WorkerProxy, why: str) -> None:
         """See `WorkerPool`."""

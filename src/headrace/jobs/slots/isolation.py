@@ -33,6 +33,7 @@ class HandlerThreads:
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[Code]] = []
+        self._working: set[asyncio.Future[None]] = set()
         self._home = fork_count()
 
     async def run(self, code: Callable[[], Any], abandoned: list[asyncio.Future[None]]) -> Any:
@@ -49,6 +50,7 @@ class HandlerThreads:
 
         def report(result: Any, error: BaseException | None) -> None:
             ended.set_result(None)
+            self._working.discard(ended)
             if not answer.done():
                 answer.set_result((result, error))
 
@@ -63,6 +65,7 @@ class HandlerThreads:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(report, result, error)
 
+        self._working.add(ended)
         thread = self._idle.pop() if self._idle else _start_thread()
         thread.put(work)
         try:
@@ -76,6 +79,12 @@ class HandlerThreads:
         if error is not None:
             raise error
         return result
+
+    async def wait_idle(self, wait_s: float) -> bool:
+        """Wait until no thread runs code, abandoned ones included. Return False after `wait_s`."""
+        if self._working:
+            await asyncio.wait(self._working, timeout=wait_s)
+        return not self._working
 
     def close(self) -> None:
         """Let the idle threads end."""

@@ -185,6 +185,10 @@ class SlotRunner:
         self._executor.threads.close()
         self._send(Left())
 
+    async def wait_idle(self, wait_s: float) -> bool:
+        """After `stop`: wait for abandoned handlers. Return False if one still runs."""
+        return await self._executor.threads.wait_idle(wait_s) and not self._executor.running
+
     def _backlog(self, queue: str) -> _Backlog | None:
         backlog = self._backlogs.get(queue)
         if backlog is None and (task := self._registry.get(queue)) is not None:
