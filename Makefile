@@ -55,7 +55,7 @@ planted: $(SET_UP) ## Switch off each security control and require that its test
 	$(BIN)/python -m tools.planted $(ONLY)
 
 torture: $(SET_UP) ## Run every fault against every room; FAULT=kill-postgres ROOM=jobs RUNS=20: one cell (docs/reference/torture.md)
-	$(BIN)/python -m verification.torture $(addprefix --fault ,$(FAULT)) $(addprefix --room ,$(ROOM)) --runs $(or $(RUNS),2)
+	$(BIN)/python -m verification.torture $(addprefix --fault ,$(FAULT)) $(addprefix --room ,$(ROOM)) $(addprefix --runs ,$(RUNS)) $(addprefix --minutes ,$(MINUTES))
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))

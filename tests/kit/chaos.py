@@ -183,6 +183,16 @@ class ChaosProxy:
 
         self._ask(change())
 
+    def lead_to(self, upstream_url: str) -> None:
+        """Connect new clients to another server, as an address that moved does; cut the others."""
+
+        async def change() -> None:
+            self._upstream = Upstream.of(upstream_url)
+            for link in list(self._links):
+                link.cut()
+
+        self._ask(change())
+
     def set_next(self, mode: Mode) -> None:
         """Set the mode of the next connection, until `set` is called."""
 

@@ -181,7 +181,7 @@ class OwnPgbouncer(_Server):
     async def start(self) -> None:
         """Start it and wait until it answers."""
         assert PGBOUNCER is not None
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         users = self.folder / "users"
         users.write_text('"headrace" ""\n')
         settings = {

@@ -77,6 +77,17 @@ async def fill_disk(site: Site) -> None:
     await site.revive_engines()
 
 
+async def refuse_writes(site: Site) -> None:
+    """The folder of objects is read-only for a while, for every file that is opened meanwhile."""
+    folder = site.direct.blobs_url.removeprefix("file://")
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        await site.pass_time(site.chance.uniform(0.5, 2.0))
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 async def slow_disk(site: Site) -> None:
     """Each sync of the engines takes 0.2 s longer for a while."""
     pids = []

@@ -13,9 +13,10 @@ from typing import Final
 from tests.kit.chaos import BLACK_HOLE, ONE_WAY, RESET, delay
 
 from verification.torture import disk_faults as disk
+from verification.torture import engine_faults as engine
 from verification.torture import load_faults as load
 from verification.torture import process_faults as process
-from verification.torture.site import ROOMS, Apply
+from verification.torture.site import ROOMS, Apply, Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Fault:
     """Rooms that it does not meet, each with the reason."""
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot run on this machine, or None."""
-    has_small_disk: bool = False
-    has_stepped_clock: bool = False
+    needs: Needs = field(default_factory=Needs)
+    has_mounts: bool = False
 
     @property
     def rooms(self) -> list[str]:
@@ -90,13 +91,14 @@ FAULTS: Final[dict[str, Fault]] = {
         "wall clocks of all roles step by up to a day, and back",
         load.step_clock,
         {"media": "signed links and clocks: tests/media; nodes here serve unsigned"},
-        has_stepped_clock=True,
+        needs=Needs(has_stepped_clock=True),
     ),
     "disk-full": Fault(
         "the disk of engines, objects and nodes is full",
         disk.fill_disk,
         missing=disk.missing_mounts,
-        has_small_disk=True,
+        needs=Needs(mounted=disk.small_disk),
+        has_mounts=True,
     ),
     "slow-disk": Fault(
         "each sync of the engines takes 0.2 s longer",
@@ -108,15 +110,20 @@ FAULTS: Final[dict[str, Fault]] = {
         "half-written pages in the cache of a killed node", disk.tear_writes, NO_CACHE
     ),
     "read-only-disk": Fault(
-        "the file system becomes read-only",
-        None,
-        none("not built: needs a loop device below running engines"),
+        "the folder of objects becomes read-only",
+        disk.refuse_writes,
+        only("fetch", "only fetch writes objects; engines and nodes have open files on their disk"),
+        missing=disk.missing_mounts,
+        has_mounts=True,
     ),
     "bit-rot": Fault("flipped bits in the cache of a running node", disk.rot_bits, NO_CACHE),
     "lost-fsync": Fault(
         "a disk that forgets synced data",
         None,
-        none("not built: tests/promises/test_views_survive.py cuts the log of Valkey"),
+        none(
+            "not built: needs a block device that records writes (dm-log-writes); a copy of the"
+            " files is no crash image. tests/promises/test_views_survive.py cuts the log of Valkey"
+        ),
     ),
     "network-cut": Fault(
         "all packets to engines and bucket are lost", process.network(lambda _: BLACK_HOLE)
@@ -139,20 +146,33 @@ FAULTS: Final[dict[str, Fault]] = {
         },
     ),
     "dns-loss": Fault(
-        "name servers do not answer", None, none("not built: tests/fetch/test_dns.py")
+        "name servers do not answer",
+        load.lose_names,
+        only("fetch", "the room resolves no names of others"),
     ),
     "restart-postgres": Fault(
         "orderly restart of PostgreSQL", process.restarted("postgres"), NO_POSTGRES
     ),
     "restart-valkey": Fault("orderly restart of Valkey", process.restarted("valkey"), NO_VALKEY),
     "failover-sync": Fault(
-        "a synchronous standby is promoted", None, none("not built: tests/hosts/test_failover.py")
+        "a synchronous standby is promoted after SIGKILL of its primary",
+        engine.fail_over,
+        NO_POSTGRES,
+        needs=Needs(servers=engine.pair),
     ),
     "failover-async": Fault(
-        "an asynchronous standby is promoted", None, none("not built: tests/hosts/test_failover.py")
+        "an asynchronous standby is promoted",
+        None,
+        none(
+            "not built: the checkers cannot tell the loss that the lag allows from another one;"
+            " tests/hosts/test_failover.py has synchronous standbys"
+        ),
     ),
     "resharding": Fault(
-        "hash slots move", None, none("not built: tests/views/test_views_cluster.py")
+        "hash slots of a Valkey cluster move",
+        engine.reshard,
+        NO_VALKEY,
+        needs=Needs(servers=engine.cluster),
     ),
     "emptied-valkey": Fault("FLUSHALL of Valkey", load.empty_valkey, NO_VALKEY),
     "exhausted-connections": Fault(
@@ -162,12 +182,19 @@ FAULTS: Final[dict[str, Fault]] = {
         "SIGKILL of a backend or of a node's worker; Valkey refuses writes", load.out_of_memory
     ),
     "pooler-restart": Fault(
-        "PgBouncer restarts", None, none("not built: tests/matrix/test_pgbouncer.py")
+        "SIGKILL and start of PgBouncer in session mode",
+        engine.restart_pooler,
+        NO_POSTGRES,
+        missing=engine.missing_pgbouncer,
+        needs=Needs(servers=engine.pooled),
     ),
     "expired-certificate": Fault(
         "a certificate expires",
         None,
-        none("not built: tests/fetch/test_tls_faults.py, tests/media/test_media_tls.py"),
+        none(
+            "not built: hosts and nodes here serve HTTP without TLS;"
+            " tests/fetch/test_tls_faults.py, tests/media/test_media_tls.py"
+        ),
     ),
     "s3-errors": Fault(
         "the bucket answers 429, 500 or 503",

@@ -191,6 +191,15 @@ async def repeat_requests(site: Site) -> None:
         site.is_repeating = False
 
 
+async def lose_names(site: Site) -> None:
+    """No name server answers for a while."""
+    site.fetch.names.is_lost = True
+    try:
+        await site.pass_time(site.chance.uniform(0.5, 2.5))
+    finally:
+        site.fetch.names.is_lost = False
+
+
 async def fail_bucket(site: Site) -> None:
     """The bucket of media answers 503 or 500 to every request."""
     bucket = site.media.cluster.bucket

@@ -17,7 +17,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from verification.torture.faults import FAULTS
+from verification.torture.faults import FAULTS, Fault
 from verification.torture.site import ROOMS, Outcome
 
 ROOT: Final = Path(__file__).parents[2]
@@ -40,6 +40,8 @@ HEADS: Final = (
 )
 HEAD: Final = (Path(__file__).parent / "head.md").read_text().rstrip()
 """The text of the page before its tables."""
+FINDINGS: Final = (Path(__file__).parent / "findings.md").read_text().rstrip()
+"""Failed runs whose causes are known, as a table whose second column has the seeds."""
 COLUMNS: Final = (
     "seed",
     "operations",
@@ -78,8 +80,11 @@ class Record:
         self.fault = fault
         self.rooms: dict[str, list[list[Any]]] = {}
         self.trips_s: dict[str, list[float]] = {}
+        self.failures: list[list[Any]] = []
+        """Date, seed and text of each failed run or site; those of other versions stay."""
         if is_kept and self._path.exists():
             found = json.loads(self._path.read_text())
+            self.failures = found.get("failures", [])
             if found["code"] == code():
                 self.rooms, self.trips_s = found["rooms"], found["undisturbed_s"]
 
@@ -101,11 +106,23 @@ class Record:
         """Append a run to its cells and write the file."""
         for room, outcome in outcomes.items():
             self.rooms.setdefault(room, []).append(row_of(seed, outcome))
+            if outcome.findings:
+                kinds = ", ".join(sorted({found.fault for found in outcome.findings}))
+                self.failures.append([today(), seed, f"{room}: {kinds}"])
+        self._write()
+
+    def add_failure(self, seed: int | None, text: str) -> None:
+        """Note a site that failed, and write the file."""
+        self.failures.append([today(), seed, text])
+        self._write()
+
+    def _write(self) -> None:
         if not self._is_kept:
             return
         RESULTS.mkdir(exist_ok=True)
-        head = {"fault": self.fault, "code": code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        head = {"fault": self.fault, "code": code(), "date": today()}
         head |= {"machine": machine(), "columns": list(COLUMNS), "undisturbed_s": self.trips_s}
+        head |= {"failures": self.failures}
         rooms = ",\n".join(
             f'"{room}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]"
             for room, rows in sorted(self.rooms.items())
@@ -124,6 +141,11 @@ class Record:
         ]
         done = max(len(self.rooms[room]) for room in outcomes)
         return f"{self.fault} run {done} seed {seed} ({seconds:.1f} s): {'; '.join(cells)}"
+
+
+def today() -> str:
+    """The date, UTC."""
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def machine() -> str:
@@ -164,8 +186,11 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
     ]
     rows = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
     rows += [cell.row() for cell in cells]
-    faults = ["| fault | what happens |", "| --- | --- |"]
-    faults += [f"| {name} | {fault.text} |" for name, fault in FAULTS.items()]
+    faults = [f"| fault | what happens | runs of {GOAL} |", "| --- | --- | --- |"]
+    faults += [
+        f"| {name} | {fault.text} | {shown_runs(fault, records.get(name))} |"
+        for name, fault in FAULTS.items()
+    ]
     left = ["| fault | room | reason |", "| --- | --- | --- |"]
     for name, fault in FAULTS.items():
         reasons: dict[str, list[str]] = {}
@@ -177,9 +202,29 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
         if missing and fault.apply is not None:
             reasons["no run is recorded yet"] = missing
         left += [f"| {name} | {', '.join(found)} | {text} |" for text, found in reasons.items()]
-    parts = [HEAD, " ".join(summary), "\n".join(rows), "## Faults", "\n".join(faults)]
+    parts = [HEAD, " ".join(summary), "\n".join(rows), "## Findings", findings_of(records)]
+    parts += ["## Faults", "\n".join(faults)]
     parts += ["## Not applicable, not built or not run", "\n".join(left)]
     return "\n\n".join(parts) + "\n"
+
+
+def findings_of(records: Mapping[str, dict[str, Any]]) -> str:
+    """The failed runs with their causes, and those whose cause is not known yet."""
+    rows = [
+        f"| {fault} | {seed or '-'} | {text} ({date}) | not known yet | open |"
+        for fault, record in records.items()
+        for date, seed, text in record.get("failures", [])
+        if seed is None or str(seed) not in FINDINGS
+    ]
+    return "\n".join([FINDINGS, *rows])
+
+
+def shown_runs(fault: Fault, record: Mapping[str, Any] | None) -> str:
+    """The runs that each room of a fault has at least."""
+    if fault.apply is None:
+        return "not built"
+    rooms = record["rooms"] if record else {}
+    return str(min(len(rooms.get(room, ())) for room in fault.rooms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,13 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +63,19 @@ SETTINGS: Final = {
     "POSTGRES_STATEMENT_TIMEOUT": "2s",
     "VIEWS_LEASE": "1s",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a fault needs of its site."""
+
+    mounted: Callable[[Path], AbstractContextManager[Path]] | None = None
+    """Mounts the disk of the site."""
+    has_stepped_clock: bool = False
+    servers: Callable[[Path, Endpoints], AbstractAsyncContextManager[Any]] | None = None
+    """Starts servers that replace the embedded ones; see `engine_faults`."""
+
+
 Apply = Callable[["Site"], Awaitable[float | None]]
 """Injects a fault and heals it; returns when its effect ended, by default when it returned."""
 
@@ -103,6 +122,8 @@ class Site(Storm):
         self.direct: Endpoints = parts["direct"]
         self.rooms: list[Room] = []
         self.promised_losses: dict[str, int] = {}
+        self.servers: Any = None
+        """The servers of the fault, beside the embedded engines."""
         self.is_repeating = False
         """Whether each writing request is sent twice."""
 
@@ -110,6 +131,11 @@ class Site(Storm):
     def media(self) -> MediaRoom | None:
         """The media room, if it takes part."""
         return next((room for room in self.rooms if isinstance(room, MediaRoom)), None)
+
+    @property
+    def fetch(self) -> FetchRoom:
+        """The fetch room, which takes part."""
+        return next(room for room in self.rooms if isinstance(room, FetchRoom))
 
     @property
     def views(self) -> ViewsRoom | None:
@@ -300,20 +326,24 @@ class RepeatingTransport(httpx.AsyncHTTPTransport):
 async def open_site(
     folder: Path,
     rooms: Sequence[str],
+    needs: Needs,
     *,
     seed: int,
-    mounted: Callable[[Path], AbstractContextManager[Path]] | None = None,
-    has_stepped_clock: bool = False,
 ) -> AsyncIterator[Site]:
     """Engines, roles and rooms that are ready for runs."""
     async with AsyncExitStack() as stack:
         disk = folder / "disk"
-        if mounted is not None:
-            stack.enter_context(mounted(disk))
-        if has_stepped_clock:
+        if needs.mounted is not None:
+            stack.enter_context(needs.mounted(disk))
+        if needs.has_stepped_clock:
             install_stepped_clock(folder / "fleet")
         own = own_engines(disk, durable=True, timeout_s=5.0)
         engines, endpoints, postgres = await stack.enter_async_context(own)
+        servers = None
+        if needs.servers is not None:
+            servers = await stack.enter_async_context(needs.servers(folder / "own", endpoints))
+            endpoints = servers.endpoints
+            postgres = servers.postgres or postgres
         urls = {"postgres": endpoints.postgres_url, "valkey": endpoints.valkey_url}
         proxies = {name: stack.enter_context(ChaosProxy(url)) for name, url in urls.items()}
         seen = replace(
@@ -321,9 +351,13 @@ async def open_site(
             postgres_url=proxies["postgres"].socket_url,
             valkey_url=proxies["valkey"].socket_url,
         )
+        if servers is not None and servers.is_cluster:
+            # Clients of a cluster connect to the addresses that its nodes report.
+            seen = replace(seen, valkey_url=endpoints.valkey_url)
         chance = random.Random(seed)
         parts = {"endpoints": seen, "postgres": postgres, "chance": chance, "direct": endpoints}
         site = Site(folder / "fleet", engines, proxies, **parts)
+        site.servers = servers
         stack.callback(site.end)
         for name in rooms:
             room = ROOMS[name]()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -81,6 +82,42 @@ def passing_path(host: str, item: int) -> list[str]:
     return [next(path for path in paths if HOST.answer(host, path, 0)[0] == 200)]
 
 
+class NameRelay(asyncio.DatagramProtocol):
+    """A relay of questions to the name server of the hosts, which can lose them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_lost = False
+
+    async def start(self) -> int:
+        """Listen on loopback; return the port."""
+        loop = asyncio.get_running_loop()
+        made = await loop.create_datagram_endpoint(lambda: self, ("127.0.0.1", 0))
+        self._transport = made[0]
+        return int(self._transport.get_extra_info("sockname")[1])
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if not self.is_lost:
+            task = asyncio.create_task(self._relay(data, addr))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, question: bytes, addr: tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own, suppress(OSError):
+            own.setblocking(False)
+            own.connect(("127.0.0.1", self._port))
+            await loop.sock_sendall(own, question)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    self._transport.sendto(await loop.sock_recv(own, 4096), addr)
+
+    def end(self) -> None:
+        """Close it."""
+        self._transport.close()
+
+
 class FetchRoom:
     """See the module; `customers` of one host each."""
 
@@ -104,7 +141,10 @@ class FetchRoom:
         plans = {f"c{n}.test": HOST for n in range(hosts)}
         self.hosts = await self._stack.enter_async_context(origins(storm.folder / "hosts", plans))
         named = {n.removeprefix("HEADRACE_"): v for n, v in self.hosts.settings.items()}
-        storm.settings = {**storm.settings, **named}
+        self.names = NameRelay(self.hosts.names_port)
+        port = await self.names.start()
+        self._stack.callback(self.names.end)
+        storm.settings = {**storm.settings, **named, "FETCH_NAME_SERVERS": f"127.0.0.1:{port}"}
         flags = {"fetch.allow_networks": "127.0.0.0/8", "fetch.allow_ports": str(self.hosts.port)}
         app = Headrace(flags=flags)
         app.use_endpoints(storm.endpoints)

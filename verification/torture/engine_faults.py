@@ -1,0 +1,165 @@
+"""Faults of servers that are not embedded: a pooler, a pair of PostgreSQL, a cluster of Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.kit.chaos import ChaosProxy, Upstream
+from tests.kit.own_cluster import OwnCluster, own_cluster
+from tests.kit.own_postgres import PGBOUNCER, SERVERS, OwnPgbouncer, OwnPostgres, run_statements
+from tests.kit.waiting import wait_true
+
+from headrace.app import PACKAGES
+from headrace.engines.embedded.identity import choose_identity
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.migrate import apply_migrations
+from headrace.engines.postgres import Postgres, PostgresConfig
+from verification.torture.site import Site
+
+VERSION = "18"
+STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+SYNCHRONOUS = "ALTER SYSTEM SET synchronous_standby_names = '*'"
+SYNC_STATE = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+
+
+@dataclass(slots=True)
+class Servers:
+    """Endpoints with servers of a fault in place of embedded ones."""
+
+    endpoints: Endpoints
+    postgres: Postgres | None = None
+    """A pool to another PostgreSQL than the embedded one."""
+    is_cluster: bool = False
+    control: Any = None
+
+
+def missing_pgbouncer() -> str | None:
+    """Why PgBouncer cannot be started here."""
+    return None if PGBOUNCER else "pgbouncer is not installed"
+
+
+@asynccontextmanager
+async def pooled(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
+    """PgBouncer in session mode before the embedded PostgreSQL."""
+    folder.mkdir(parents=True)
+    with ChaosProxy(endpoints.postgres_url) as tcp:
+        found = Upstream.of(tcp.url)
+        identity = await choose_identity(folder, SERVERS[VERSION] / "postgres")
+        server = SimpleNamespace(port=found.port, owner=identity.owner, launch=identity.launch)
+        settings = {"pool_mode": "session", "ignore_startup_parameters": "statement_timeout"}
+        sizes = {"default_pool_size": "90", "max_client_conn": "500"}
+        pooler = OwnPgbouncer(folder / "pooler", server, **settings, **sizes)
+        await pooler.start()
+        url = found.url_at("127.0.0.1", pooler.port)
+        try:
+            yield Servers(replace(endpoints, postgres_url=url), control=pooler)
+        finally:
+            pooler.end()
+
+
+async def restart_pooler(site: Site) -> float:
+    """Kill PgBouncer and start it again."""
+    began_s = time.monotonic()
+    site.servers.control.end()
+    await site.servers.control.start()
+    site.doubt(began_s)
+    return began_s
+
+
+@asynccontextmanager
+async def cluster(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
+    """A Valkey cluster of three primaries in place of the embedded Valkey."""
+    folder.mkdir(parents=True)
+    with own_cluster(folder) as running:
+        yield Servers(replace(endpoints, valkey_url=running.url), is_cluster=True, control=running)
+
+
+async def reshard(site: Site) -> None:
+    """Move the hash slots of some keys that the rooms use."""
+    running: OwnCluster = site.servers.control
+    for _ in range(site.chance.randint(1, 4)):
+        keys = [key for one in running.primaries for key in one.ask("SCAN", 0, "COUNT", 500)[1]]
+        key = site.chance.choice(sorted(keys)).decode()
+        owner = running.owner_of(key)
+        to = site.chance.choice([one for one in running.primaries if one is not owner])
+        moving = asyncio.ensure_future(asyncio.to_thread(running.move, key, to=to))
+        await site.supervised(moving)
+
+
+class Pair:
+    """A primary with one synchronous standby; each failover makes a new standby."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made = 0
+        self.primary = self._new()
+        self.standby = self._new()
+
+    def _new(self) -> OwnPostgres:
+        self._made += 1
+        folder = self._folder / f"p{self._made}"
+        return OwnPostgres(folder, VERSION, max_connections="200")
+
+    async def start(self) -> None:
+        """Start both."""
+        await self.primary.make()
+        await self.primary.start()
+        await self.follow()
+
+    async def follow(self) -> None:
+        """Start the standby; commits wait for it from then on."""
+        await self.standby.copy(self.primary, name="standby")
+        await self.standby.start()
+        await wait_true(lambda: run_statements(self.primary.url, STREAMING), what="it streams")
+        await run_statements(self.primary.url, SYNCHRONOUS)
+        await run_statements(self.primary.url, "SELECT pg_reload_conf()")
+        await wait_true(lambda: run_statements(self.primary.url, SYNC_STATE), what="it is sync")
+
+    async def promote(self) -> None:
+        """Kill the primary and promote the standby."""
+        self.primary.kill()
+        await run_statements(self.standby.url, "SELECT pg_promote()")
+        self.primary, self.standby = self.standby, self._new()
+
+    def end(self) -> None:
+        """End both."""
+        self.primary.end()
+        self.standby.end()
+
+
+@asynccontextmanager
+async def pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
+    """A pair of PostgreSQL behind an address that leads to the primary."""
+    folder.mkdir(parents=True)
+    servers = Pair(folder)
+    try:
+        await servers.start()
+        with ChaosProxy(servers.primary.url) as address:
+            config = PostgresConfig(connect_timeout_s=5.0, statement_timeout_s=5.0)
+            postgres = Postgres(address.url, config)
+            try:
+                await apply_migrations(postgres, PACKAGES)
+                own = replace(endpoints, postgres_url=address.url)
+                yield Servers(own, postgres, control=(servers, address))
+            finally:
+                await postgres.close()
+    finally:
+        servers.end()
+
+
+async def fail_over(site: Site) -> float:
+    """Kill the primary, promote the synchronous standby, and give it a standby."""
+    servers, address = site.servers.control
+    began_s = time.monotonic()
+    await servers.promote()
+    address.lead_to(servers.primary.url)
+    site.doubt(began_s)
+    await site.supervised(servers.follow())
+    return began_s
