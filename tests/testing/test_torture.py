@@ -10,6 +10,7 @@ import pytest
 from tests.kit.checkers import Finding
 from tests.kit.processes import ROOT
 from tests.kit.storm.storm import Tally
+from verification.torture import __main__ as command
 from verification.torture import results
 from verification.torture.faults import FAULTS
 from verification.torture.results import Cell, Record, load_all, page_of, row_of, seed_ranges
@@ -49,6 +50,31 @@ def test_runs_accumulate_and_another_version_of_the_product_replaces_them(folder
     assert not Record("kill-api").is_clean(["jobs"])
     monkeypatch.setattr(results, "code", lambda: "another")
     assert Record("kill-api").runs(["jobs"]) == 0
+
+
+def test_failures_stay_on_the_page_until_their_cause_is_known(folder, monkeypatch):
+    record = Record("kill-api")
+    record.add_trips({"jobs": 0.5, "feed": 0.5})
+    record.add(1, {"jobs": BROKEN, "feed": CLEAN})
+    Record("kill-api").add_failure(None, "the site was ended after 9 s")
+    monkeypatch.setattr(results, "code", lambda: "another")
+    later = Record("kill-api")
+    later.add_trips({"jobs": 0.5, "feed": 0.5})
+    later.add(2, {"jobs": CLEAN, "feed": CLEAN})
+    page = page_of(load_all())
+    assert "| kill-api | 1 | jobs: lost, not recovered, over concurrency, shared key," in page
+    assert "| kill-api | - | the site was ended after 9 s" in page
+    monkeypatch.setattr(results, "FINDINGS", "| kill-api | 1 | found | fixed |")
+    assert "shared key" not in page_of(load_all())
+
+
+def test_a_site_that_hangs_is_ended_and_reported(folder, monkeypatch):
+    monkeypatch.setattr(command, "SITE_OVER_S", 0.1)
+    monkeypatch.setattr(sys, "argv", ["torture", "--fault", "kill-api", "--room", "feed"])
+    words = command.read_words()
+    assert not command.run_site_process("kill-api", words, site_s=0.0)
+    [(_, seed, text)] = Record("kill-api").failures
+    assert (seed, text) == (None, "the site was ended after 0 s")
 
 
 def test_a_cell_shows_sums_percentiles_and_ranges_of_seeds():

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def main() -> int:
     words = read_words()
     if words.site_s is not None:
         return run_site_here(words.fault[0], words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = [name for name in words.fault or FAULTS if can_run(name, words)]
     broken: set[str] = set()
     try:
