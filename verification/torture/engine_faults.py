@@ -101,6 +101,7 @@ class Pair:
         self._made = 0
         self.primary = self._new()
         self.standby = self._new()
+        self.has_standby = False
 
     def _new(self) -> OwnPostgres:
         self._made += 1
@@ -121,12 +122,14 @@ class Pair:
         await run_statements(self.primary.url, SYNCHRONOUS)
         await run_statements(self.primary.url, "SELECT pg_reload_conf()")
         await wait_true(lambda: run_statements(self.primary.url, SYNC_STATE), what="it is sync")
+        self.has_standby = True
 
     async def promote(self) -> None:
         """Kill the primary and promote the standby."""
         self.primary.kill()
         await run_statements(self.standby.url, "SELECT pg_promote()")
         self.primary, self.standby = self.standby, self._new()
+        self.has_standby = False
 
     def end(self) -> None:
         """End both."""
@@ -155,11 +158,12 @@ async def pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
 
 
 async def fail_over(site: Site) -> float:
-    """Kill the primary, promote the synchronous standby, and give it a standby."""
+    """Kill the primary and promote the synchronous standby; make one first if it has none."""
     servers, address = site.servers.control
+    if not servers.has_standby:
+        await site.supervised(servers.follow())
     began_s = time.monotonic()
     await servers.promote()
     address.lead_to(servers.primary.url)
     site.doubt(began_s)
-    await site.supervised(servers.follow())
     return began_s

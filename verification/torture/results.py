@@ -214,9 +214,15 @@ def findings_of(records: Mapping[str, dict[str, Any]]) -> str:
         f"| {fault} | {seed or '-'} | {text} ({date}) | not known yet | open |"
         for fault, record in records.items()
         for date, seed, text in record.get("failures", [])
-        if seed is None or str(seed) not in FINDINGS
+        if not is_known(fault, seed)
     ]
     return "\n".join([FINDINGS, *rows])
+
+
+def is_known(fault: str, seed: int | None) -> bool:
+    """Whether `findings.md` has the cause of a failed run."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in FINDINGS.splitlines()]
+    return any(row[1] == fault and str(seed) in row[2].split(", ") for row in rows if len(row) > 2)
 
 
 def shown_runs(fault: Fault, record: Mapping[str, Any] | None) -> str:
