@@ -54,7 +54,7 @@ fuzz: $(SET_UP) ## Try new bad input at every interface (FUZZ_S=600: seconds per
 planted: $(SET_UP) ## Switch off each security control and require that its test fails (ONLY="tokens paths": some)
 	$(BIN)/python -m tools.planted $(ONLY)
 
-torture: $(SET_UP) ## Run every fault against every room; FAULT=kill-postgres ROOM=jobs RUNS=20: one cell (docs/reference/torture.md)
+torture: $(SET_UP) ## Run every fault against every room; FAULT=kill-postgres ROOM=jobs RUNS=20: one cell; MINUTES=30: all in turns (docs/reference/torture.md)
 	$(BIN)/python -m verification.torture $(addprefix --fault ,$(FAULT)) $(addprefix --room ,$(ROOM)) $(addprefix --runs ,$(RUNS)) $(addprefix --minutes ,$(MINUTES))
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)

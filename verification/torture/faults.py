@@ -164,7 +164,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "an asynchronous standby is promoted",
         None,
         none(
-            "not built: the checkers cannot tell the loss that the lag allows from another one;"
+            "not built: the checkers cannot distinguish the loss that the lag allows;"
             " tests/hosts/test_failover.py has synchronous standbys"
         ),
     ),
