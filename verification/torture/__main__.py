@@ -52,6 +52,7 @@ def main() -> int:
         run_in_turns(names, words, broken)
     except KeyboardInterrupt:
         print("interrupted; all runs that ended are recorded", flush=True)
+        return 130
     finally:
         if not words.no_record:
             write_page()
