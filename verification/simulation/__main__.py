@@ -22,6 +22,7 @@ import structlog
 SCENARIOS: Final = {
     "feed": "verification.simulation.feed:FeedScenario",
     "jobs": "verification.simulation.jobs:JobsScenario",
+    "media": "verification.simulation.media:MediaScenario",
     "views": "verification.simulation.views:ViewsScenario",
     "jobs-busy": "verification.simulation.jobs:BusyJobsScenario",
     "jobs-late-standby": "verification.simulation.jobs:LateStandbyScenario",

@@ -129,6 +129,8 @@ class World:
         self._digest = hashlib.sha256()
         self._restart_chance = self.stream("restarts")
         self._is_ending = False
+        self.replaced: dict[tuple[Any, str], Any] = {}
+        """Attributes that a scenario replaces during its run, by their owner and name."""
 
     def stream(self, name: str) -> random.Random:
         """A random source of its own, derived from the seed."""
@@ -268,6 +270,7 @@ class World:
             (random, "_urandom"): random_bytes,  # of `secrets`
             (os, "getloadavg"): lambda: (0.0, 0.0, 0.0),
             (os, "sched_getaffinity"): lambda _pid: {0, 1},
+            **self.replaced,
         }
         kept = {place: getattr(*place) for place in replaced}
         state = random.getstate()
