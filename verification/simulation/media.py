@@ -70,7 +70,7 @@ PARTITION_BITS: Final = 10
 CALM_S: Final = 10.0
 CLIENT_TIMEOUT_S: Final = 40.0
 SHAPES_FRESH_S: Final = 80.0
-TRIES: Final = 20
+READS_AFTER_PURGE: Final = 4
 FAULT_MAX_S: Final = 40.0
 
 
@@ -133,7 +133,7 @@ class SimulatedNode(Node):
 class MediaScenario:
     """See the module."""
 
-    gap_s = 40.0
+    gap_s = 12.0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -306,7 +306,7 @@ class MediaScenario:
 
     async def _client(self, chance: random.Random) -> None:
         while self._is_working:
-            await asyncio.sleep(chance.expovariate(1 / 0.7))
+            await asyncio.sleep(chance.expovariate(1 / 0.5))
             key, span = chance.choice(KEYS), None
             method = chance.choice(["GET", "GET", "GET", "HEAD"])
             if method == "GET" and chance.random() < 0.8:
@@ -376,7 +376,7 @@ class MediaScenario:
         """Replace and delete objects, and purge most of them."""
         chance, blobs = self.world.stream(f"writer/{number}"), self._blobs()
         while self._is_working:
-            await asyncio.sleep(chance.expovariate(1 / 6))
+            await asyncio.sleep(chance.expovariate(1 / 3))
             key = chance.choice(keys)
             try:
                 if chance.random() < 0.15:
@@ -400,6 +400,11 @@ class MediaScenario:
             return
         self.world.trace("purged", key, generation)
         self.ledger.purges[key].append(DonePurge(generation, self.world.now_s, first))
+        for _ in range(READS_AFTER_PURGE):
+            await asyncio.sleep(chance.uniform(0, 1.2))
+            name, method = chance.choice(NODES), chance.choice(["GET", "HEAD"])
+            span = (0, chance.choice([1, 500_000])) if method == "GET" else None
+            await self._ask(name, method, key, span)
 
     async def _herds(self, chance: random.Random) -> None:
         """Request a new object everywhere at once; each replica reads a block of it once."""
@@ -441,7 +446,8 @@ class MediaScenario:
             is_weight = chance.random() < 0.5
             self._members_changed_s = self.world.now_s
             change = {"weight": weight} if is_weight else {"state": wanted}
-            states += [state | change for state in states]
+            after = [state | change for state in states]
+            states += [state for state in after if state not in states]
             try:
                 if is_weight:
                     await members.set_weight(name, weight)
@@ -449,7 +455,7 @@ class MediaScenario:
                     await members.undrain(name)
                 else:
                     await members.drain(name)
-                states[:] = states[len(states) // 2 :]
+                states[:] = list({repr(state): state for state in after}.values())
             except HeadraceError:
                 pass
             self._members_changed_s = self.world.now_s
