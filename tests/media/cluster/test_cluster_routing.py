@@ -382,6 +382,22 @@ async def test_a_node_without_a_purge_is_not_used_until_it_has_it():
         assert (router.own.shapes_asked, router.origin.blocks_asked) == (1, 1)
 
 
+async def test_a_shape_requested_before_a_purge_is_not_used_after_it():
+    async with asking({KEY: DATA}) as router:
+        first, source = router.order(KEY)[0], router.router.peer_source
+        first.mood = "slow"
+        before = asyncio.create_task(source.shape(KEY))
+        await wait_true(lambda: len(first.asked) == 1)
+        router.generations.accept(purged(KEY, version=3))
+        after = asyncio.create_task(source.shape(KEY))
+        first.going_on.set()
+        await before
+        assert source.shape_now(KEY) is None
+        first.generations.accept(purged(KEY, version=3))
+        await after
+        assert source.shape_now(KEY) is not None
+
+
 async def test_shapes_are_kept_for_a_moment_and_bounded():
     async with asking({KEY: DATA}) as router:
         source = router.router.source(KEY, None)

@@ -117,7 +117,8 @@ class Router:
         self.copied: frozenset[str] = frozenset()
         """Hot objects of other nodes that this node caches too."""
         self.shapes = ShapeCache(SHAPES_MAX)
-        self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
+        self.shape_requests: SingleFlight[tuple[str, int], Shape] = SingleFlight()
+        """By key and purge generation: a purge is not answered by an earlier request."""
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.receiving: dict[BlockRequest, PartialBlock] = {}
         """Blocks being received, which concurrent requests share."""
@@ -181,9 +182,8 @@ class Router:
             return None
         return known.generation, known.expires_s, peers[0]
 
-    def keep_shape(self, key: str, shape: Shape) -> None:
-        """Cache `shape` for a short time."""
-        generation = self.generations.generation(key)
+    def keep_shape(self, key: str, shape: Shape, generation: int) -> None:
+        """Cache `shape`, requested at this generation, for a short time."""
         self.shapes.keep(key, KnownShape(shape, generation, time.monotonic() + SHAPE_KEPT_S))
 
 
@@ -206,7 +206,8 @@ class PeerSource:
         known = self.shape_now(key)
         if known is not None:
             return known
-        return await self._router.shape_requests.join(key, lambda: self._find_shape(key))
+        request = key, self._router.generations.generation(key)
+        return await self._router.shape_requests.join(request, lambda: self._find_shape(key))
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`. Raises: SourceCut, StoreUnavailable."""
@@ -302,7 +303,7 @@ class PeerSource:
         if answer.status == 404:
             raise ObjectUnknown("no object of this key is stored")
         shape = shape_of_answer(key, answer)
-        self._router.keep_shape(key, shape)
+        self._router.keep_shape(key, shape, generation)
         return shape
 
     async def request_variant(self, peer: Peer, key: str, target: str) -> bool:
