@@ -2,9 +2,9 @@
 
 A node runs the product's cluster, router, peers, connections and bodies on modelled sockets, disks
 and store. Promises: a client receives bytes of one version only. Once a node knows of a purge, it
-serves nothing older, and in a healthy cluster each node knows within PURGED_S. While all is well but
-for a dead, draining or removed node, every request is answered. A herd reads a block of the store
-once for each replica. An incomplete body ends with a reset. No change of the members is lost.
+serves nothing older, and in a healthy cluster each node knows within PURGED_S. A dead, draining or
+removed node alone lets no request fail. A herd reads a block of the store once for each replica.
+An incomplete body ends with a reset. No change of the members is lost.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class MediaScenario:
         return lambda: world.step_clock(fault.target, -by_s)
 
     def _breaks(self, _world: World, fault: Fault) -> Any:
-        self.net.break_share = fault.strength
+        self.net.break_links(fault.strength)
         return lambda: setattr(self.net, "break_share", 0.0)
 
     def _store_down(self, _world: World, _fault: Fault) -> Any:
@@ -341,7 +341,9 @@ class MediaScenario:
         if asked.is_calm and self.is_calm and is_same and not is_changed:
             size_bytes = len(self.ledger.versions[key][-1].data or b"")
             right = (404,) if self.ledger.versions[key][-1].data is None else (200, 206)
-            right = (416,) if span is not None and size_bytes <= span[0] and right[0] != 404 else right
+            right = (
+                (416,) if span is not None and size_bytes <= span[0] and right[0] != 404 else right
+            )
             if reply.end != "whole" or reply.status not in right:
                 text = f"{reply.end}, status {reply.status}, at {asked.at_s:.3f} s, by {name}"
                 self.ledger.findings.append(Finding("not_served", key, text))

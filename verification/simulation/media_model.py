@@ -210,7 +210,7 @@ class CacheModel:
 
     leave_epoch = enter_epoch
 
-    def find(self, key: BlockKey, *, is_visit: bool = True) -> Frame | None:  # noqa: ARG002
+    def find(self, key: BlockKey, *, is_visit: bool = True) -> Frame | None:
         """As BlockCache."""
         return self._disk.find(key.digest)
 

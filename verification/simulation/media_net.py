@@ -80,6 +80,13 @@ class MediaNetwork:
         link.transport.protocol.connection_made(link.transport)
         return link.transport
 
+    def break_links(self, share: float) -> None:
+        """Let this share of the open and new connections break within an answer."""
+        self.break_share = share
+        for link in self._links:
+            if self.chance.random() < share:
+                link.left_bytes = self.chance.randint(1, BREAK_BYTES_MAX)
+
     def forget(self, link: Link) -> None:
         """A connection has ended."""
         self._links.pop(link, None)
@@ -257,7 +264,7 @@ class SimulatedChannel:
         self.is_drained = bool(data) and not self._inbox and self._end is None
         return data
 
-    def send(self, data: memoryview | bytes, *, is_more: bool = False) -> int:  # noqa: ARG002
+    def send(self, data: memoryview | bytes, *, is_more: bool = False) -> int:
         """As Channel's."""
         if self._end is RESET or self._is_closed:
             raise ConnectionResetError
@@ -334,4 +341,3 @@ class Receiver(asyncio.Protocol):
     def _wake(self) -> None:
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
-

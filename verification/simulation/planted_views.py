@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 from headrace.engines import functions
@@ -42,9 +42,9 @@ class Bug:
     hours: float = 0.05
 
 
-def bugs() -> list[Bug]:
-    """All planted bugs."""
-    return [Bug(**fields) for fields in tomllib.loads(TABLE.read_text())["bug"]]
+def bugs(table: Path = TABLE) -> list[Bug]:
+    """All planted bugs of a table."""
+    return [Bug(**fields) for fields in tomllib.loads(table.read_text())["bug"]]
 
 
 def scenario_of(room: str) -> Callable[[World], Scenario]:
@@ -81,27 +81,40 @@ def _plant_lua(_bug: Bug, text: str, changed: str) -> Callable[[], Any]:
     return lambda: setattr(functions, "find_libraries", found)
 
 
-def _plant_python(bug: Bug, _text: str, changed: str) -> Callable[[], Any]:
+def _plant_python(bug: Bug, text: str, changed: str) -> Callable[[], Any]:
     name = bug.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
-    module = import_module(name)
-    scratch = dict(vars(module))
-    exec(compile(changed, bug.file, "exec"), scratch)
-    pairs = list(_functions(vars(module), scratch, name))
-    before = [(function, function.__code__) for function, _ in pairs]
-    for function, new in pairs:
-        function.__code__ = new.__code__
+    functions = dict(_functions(vars(import_module(name)), name))
+    old, new = (dict(_codes(compile(each, bug.file, "exec"))) for each in (text, changed))
+    names = [each for each in functions.keys() & new.keys() if _differ(old[each], new[each])]
+    assert names, f"{bug.name}: no function of {bug.file} differs"
+    before = [(functions[each], functions[each].__code__) for each in names]
+    for each in names:
+        functions[each].__code__ = new[each]
     return lambda: [setattr(function, "__code__", code) for function, code in before] and None
 
 
-def _functions(old: Any, new: Any, module: str) -> Iterator[tuple[FunctionType, FunctionType]]:
-    """Pairs of functions and methods of a module in both forms."""
-    for name, value in old.items():
-        other = new.get(name)
-        if isinstance(value, FunctionType) and isinstance(other, FunctionType):
-            if value.__module__ == module and value is not other:
-                yield value, other
-        elif isinstance(value, type) and value.__module__ == module and isinstance(other, type):
-            yield from _functions(vars(value), vars(other), module)
+def _differ(old: CodeType, new: CodeType) -> bool:
+    """Whether the instructions differ, or those of functions inside."""
+    both = [(code.co_code, code.co_names, str(code.co_consts)) for code in (old, new)]
+    return both[0] != both[1]
+
+
+def _functions(owner: Any, module: str) -> Iterator[tuple[str, FunctionType]]:
+    """The functions and methods of a module by their names in code."""
+    for value in owner.values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+        if isinstance(function, FunctionType) and function.__module__ == module:
+            yield function.__qualname__, function
+        elif isinstance(value, type) and value.__module__ == module:
+            yield from _functions(vars(value), module)
+
+
+def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """All code inside a module's code, by name."""
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield value.co_qualname, value
+            yield from _codes(value)
 
 
 def search(bug: Bug) -> Outcome | None:

@@ -1,0 +1,40 @@
+"""Seeds of media: promises hold, a seed replays, planted bugs are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+from verification.simulation import media
+from verification.simulation.media import MediaScenario
+from verification.simulation.planted_views import bugs, planting
+from verification.simulation.run import run_seed
+
+TABLE = Path(media.__file__).with_name("planted_media.toml")
+SOAK_SEEDS = 100
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+
+
+def test_a_seed_breaks_no_promise_and_replays():
+    first, again = (run_seed(MediaScenario, 2, hours=0.004) for _ in range(2))
+    assert not first.findings
+    assert first.faults
+    assert first.digest == again.digest
+
+
+@pytest.mark.parametrize("bug", bugs(TABLE), ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug):
+    with planting(bug):
+        assert run_seed(MediaScenario, bug.seed, hours=bug.hours).findings
+
+
+@pytest.mark.soak
+def test_many_seeds_break_no_promise():
+    for seed in range(1000, 1000 + SOAK_SEEDS):
+        outcome = run_seed(MediaScenario, seed, hours=0.1)
+        assert not outcome.findings, f"python -m verification.simulation media --seed {seed}"
