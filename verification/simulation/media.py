@@ -29,7 +29,7 @@ from headrace.kernel.signing import derive_key
 from headrace.media import partitions, tracing
 from headrace.media.cache.origin import Origin
 from headrace.media.cluster import Cluster, Generations
-from headrace.media.cluster.cluster_config import FollowedDocument
+from headrace.media.cluster.cluster_config import DocumentType, FollowedDocument
 from headrace.media.cluster.hop import KEY_USE, HopGuard, HopSigner, parse_answer_head
 from headrace.media.cluster.membership import MEMBERSHIP, Member, MembershipStore
 from headrace.media.cluster.purge import PURGES, Purges
@@ -478,19 +478,23 @@ class MediaScenario:
 
     async def is_settled(self) -> bool:
         """Whether all nodes live and follow the newest documents."""
+        if self.ledger.findings:
+            return True
         if not self.is_calm:
             return False
         for node in self.nodes.values():
-            versions = [(MEMBERSHIP, node.cluster.members.value.version)]
-            versions.append((PURGES, node.purges_version))
-            for kind, version in versions:
-                stored = self.store.objects.get(kind.key)
-                if stored is not None and kind.decode(stored.data).version != version:
-                    return False
+            if node.cluster.members.value.version != self._stored_version(MEMBERSHIP):
+                return False
+            if node.purges_version != self._stored_version(PURGES):
+                return False
         for key in KEYS:
             for name in NODES:
                 await self._ask(name, "GET", key, None)
         return True
+
+    def _stored_version(self, kind: DocumentType[Any]) -> int:
+        stored = self.store.objects.get(kind.key)
+        return kind.decode(stored.data).version if stored is not None else 0
 
     def findings(self) -> list[Finding]:
         """Broken promises."""

@@ -185,7 +185,7 @@ class SimulatedTransport:
         if not self.is_closed:
             self.is_closed = True
             self._link.to_server.send(RESET)
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+            self._link.net.world.loop.call_soon(self.protocol.connection_lost, None)
 
     close = abort
 

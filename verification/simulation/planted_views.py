@@ -90,7 +90,12 @@ def _plant_python(bug: Bug, text: str, changed: str) -> Callable[[], Any]:
     before = [(functions[each], functions[each].__code__) for each in names]
     for each in names:
         functions[each].__code__ = new[each]
-    return lambda: [setattr(function, "__code__", code) for function, code in before] and None
+
+    def put_back() -> None:
+        for function, code in before:
+            function.__code__ = code
+
+    return put_back
 
 
 def _differ(old: CodeType, new: CodeType) -> bool:
