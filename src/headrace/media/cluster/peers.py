@@ -247,7 +247,8 @@ class Peer:
         self._on_slow = on_slow
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._idle: list[PeerConnection] = []
-        self._busy: set[PeerConnection] = set()
+        self._busy: dict[PeerConnection, None] = {}
+        """In the order of their begin, in which `drop` ends them."""
 
     async def request(self, request: PeerRequest) -> PeerResponse:
         """The response, whatever its status, once its head is received.
@@ -379,12 +380,12 @@ class Peer:
 
     def _begin_exchange(self, connection: PeerConnection) -> None:
         connection.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, connection)
-        self._busy.add(connection)
+        self._busy[connection] = None
 
     def _end_exchange(self, connection: PeerConnection) -> None:
         if connection.watch is not None:
             connection.watch.cancel()
-        self._busy.discard(connection)
+        self._busy.pop(connection, None)
         self._slots.release()
         if connection.is_open and self.health.is_usable and len(self._idle) < IDLE_MAX:
             self._idle.append(connection)
