@@ -42,7 +42,7 @@ from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.timing import samples
 from verification.simulation.faults import Fault, FaultKind, process_kinds
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.media_ledger import Asked, DonePurge, MediaLedger, Reply
+from verification.simulation.media_ledger import SentRequest, DonePurge, MediaLedger, Reply
 from verification.simulation.media_model import (
     SLOW_MAX_S,
     STORE,
@@ -312,12 +312,14 @@ class MediaScenario:
             if method == "GET" and chance.random() < 0.8:
                 start = chance.choice([0, 1, 5000, BLOCK_BYTES - 10, BLOCK_BYTES, BLOCK_BYTES + 9])
                 span = start, start + chance.choice([1, 500, 40_000, BLOCK_BYTES, 400_000])
-            await self._ask(chance.choice(NODES), method, key, span)
+            await self._request(chance.choice(NODES), method, key, span)
 
-    async def _ask(self, name: str, method: str, key: str, span: tuple[int, int] | None) -> Reply:
+    async def _request(
+        self, name: str, method: str, key: str, span: tuple[int, int] | None
+    ) -> Reply:
         """Send a request and check its answer."""
         node = self.nodes[name]
-        asked = Asked(
+        sent = SentRequest(
             node=name,
             method=method,
             key=key,
@@ -328,33 +330,33 @@ class MediaScenario:
         )
         try:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
-                reply = await self._exchange(asked)
+                reply = await self._exchange(sent)
         except TimeoutError:
             reply = Reply("late")
         except OSError:
             reply = Reply("refused")
         self.world.trace(method, key, name, reply.end, reply.status, len(reply.body))
         is_same = self.nodes[name] is node and node.process.is_alive
-        self.ledger.check(asked, reply, is_same_process=is_same)
+        self.ledger.check(sent, reply, is_same_process=is_same)
         self.served += reply.status in (200, 206)
-        is_changed = self.ledger.changed_s(key) > asked.at_s - SHAPES_FRESH_S
-        if asked.is_calm and self.is_calm and is_same and not is_changed:
+        is_changed = self.ledger.changed_s(key) > sent.at_s - SHAPES_FRESH_S
+        if sent.is_calm and self.is_calm and is_same and not is_changed:
             size_bytes = len(self.ledger.versions[key][-1].data or b"")
             right = (404,) if self.ledger.versions[key][-1].data is None else (200, 206)
             right = (
                 (416,) if span is not None and size_bytes <= span[0] and right[0] != 404 else right
             )
             if reply.end != "whole" or reply.status not in right:
-                text = f"{reply.end}, status {reply.status}, at {asked.at_s:.3f} s, by {name}"
+                text = f"{reply.end}, status {reply.status}, at {sent.at_s:.3f} s, by {name}"
                 self.ledger.findings.append(Finding("not_served", key, text))
         return reply
 
-    async def _exchange(self, asked: Asked) -> Reply:
-        transport = await self.net.connect(asked.node, Receiver)
+    async def _exchange(self, sent: SentRequest) -> Reply:
+        transport = await self.net.connect(sent.node, Receiver)
         receiver: Receiver = transport.protocol
-        text = f"{asked.method} /m/{asked.key} HTTP/1.1\r\nHost: media\r\n"
-        if asked.span is not None:
-            text += f"Range: bytes={asked.span[0]}-{asked.span[1] - 1}\r\n"
+        text = f"{sent.method} /m/{sent.key} HTTP/1.1\r\nHost: media\r\n"
+        if sent.span is not None:
+            text += f"Range: bytes={sent.span[0]}-{sent.span[1] - 1}\r\n"
         transport.write(f"{text}\r\n".encode())
         try:
             while b"\r\n\r\n" not in receiver.data:
@@ -364,7 +366,7 @@ class MediaScenario:
             head, _, _ = bytes(receiver.data).partition(b"\r\n\r\n")
             status, fields = parse_answer_head(head)
             del receiver.data[: len(head) + 4]
-            length_bytes = 0 if asked.method == "HEAD" else int(fields["content-length"])
+            length_bytes = 0 if sent.method == "HEAD" else int(fields["content-length"])
             while len(receiver.data) < length_bytes and not receiver.is_over:
                 await receiver.more()
         finally:
@@ -406,7 +408,7 @@ class MediaScenario:
             await asyncio.sleep(chance.uniform(0, 1.2))
             name, method = chance.choice(NODES), chance.choice(["GET", "HEAD"])
             span = (0, chance.choice([1, 500_000])) if method == "GET" else None
-            await self._ask(name, method, key, span)
+            await self._request(name, method, key, span)
 
     async def _herds(self, chance: random.Random) -> None:
         """Request a new object everywhere at once; each replica reads a block of it once."""
@@ -419,8 +421,8 @@ class MediaScenario:
             is_calm = self.is_calm and self._is_steady(began_s)
             names = [name for name in NODES if self.nodes[name].process.is_alive]
             whole = (0, 2 * BLOCK_BYTES)
-            asks = [self._ask(chance.choice(names), "GET", key, whole) for _ in range(12)]
-            await asyncio.gather(*asks)
+            requests = [self._request(chance.choice(names), "GET", key, whole) for _ in range(12)]
+            await asyncio.gather(*requests)
             if not (is_calm and self.is_calm and self._is_steady(began_s)):
                 continue
             for number in range(2):
@@ -489,7 +491,7 @@ class MediaScenario:
                 return False
         for key in KEYS:
             for name in NODES:
-                await self._ask(name, "GET", key, None)
+                await self._request(name, "GET", key, None)
         return True
 
     def _stored_version(self, kind: DocumentType[Any]) -> int:

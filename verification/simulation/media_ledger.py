@@ -48,7 +48,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentRequest:
     """A client's request, and what was known when it was sent."""
 
     node: str
@@ -90,57 +90,57 @@ class MediaLedger:
         versions = self.versions[key]
         return versions[-1].at_s if versions else float("-inf")
 
-    def _first(self, asked: Asked, *, is_same_process: bool) -> int:
+    def _first(self, sent: SentRequest, *, is_same_process: bool) -> int:
         """The oldest version that may be served."""
         first = 0
-        for purge in self.purges[asked.key]:
-            is_known = is_same_process and purge.generation <= asked.generation
-            is_due = asked.is_calm and purge.done_s + PURGED_S < asked.at_s
+        for purge in self.purges[sent.key]:
+            is_known = is_same_process and purge.generation <= sent.generation
+            is_due = sent.is_calm and purge.done_s + PURGED_S < sent.at_s
             if is_known or is_due:
                 first = max(first, purge.first)
         return first
 
-    def check(self, asked: Asked, reply: Reply, *, is_same_process: bool) -> None:
+    def check(self, sent: SentRequest, reply: Reply, *, is_same_process: bool) -> None:
         """Compare an answer with the versions that it may be of."""
         if reply.end == "short":
-            self._find("ended_cleanly", asked, f"{len(reply.body)} bytes, then a clean end")
+            self._find("ended_cleanly", sent, f"{len(reply.body)} bytes, then a clean end")
         if reply.status not in (200, 206, 404):
             return
-        versions = self.versions[asked.key]
-        first = self._first(asked, is_same_process=is_same_process)
+        versions = self.versions[sent.key]
+        first = self._first(sent, is_same_process=is_same_process)
         if reply.status == 404:
             right = [v for v in versions[first:] if v.data is None]
             if versions and not right:
-                self._find("wrong_404", asked, f"it exists since version {first}")
+                self._find("wrong_404", sent, f"it exists since version {first}")
             return
         etag = reply.fields.get("etag", "").strip('"')
         number = next((n for n, v in enumerate(versions) if v.etag == etag), None)
         if number is None or versions[number].data is None:
-            self._find("unknown_version", asked, f"ETag {etag!r}")
+            self._find("unknown_version", sent, f"ETag {etag!r}")
             return
-        self._check_bytes(asked, reply, versions[number].data or b"")
+        self._check_bytes(sent, reply, versions[number].data or b"")
         if number < first:
-            self._find("stale_after_purge", asked, f"version {number}, purged up to {first}")
+            self._find("stale_after_purge", sent, f"version {number}, purged up to {first}")
         ended = [v.at_s for v in versions[number + 1 :]]
-        if ended and ended[0] < asked.at_s - STALE_MAX_S:
-            age_s = asked.at_s - ended[0]
-            self._find("stale", asked, f"version {number} was replaced {age_s:.1f} s before")
+        if ended and ended[0] < sent.at_s - STALE_MAX_S:
+            age_s = sent.at_s - ended[0]
+            self._find("stale", sent, f"version {number} was replaced {age_s:.1f} s before")
 
-    def _check_bytes(self, asked: Asked, reply: Reply, data: bytes) -> None:
+    def _check_bytes(self, sent: SentRequest, reply: Reply, data: bytes) -> None:
         start, end = 0, len(data)
         if reply.status == 206:
             text, _, size = reply.fields["content-range"].removeprefix("bytes ").partition("/")
             first, _, last = text.partition("-")
             start, end = int(first), int(last) + 1
-            wanted = asked.span or (0, 0)
+            wanted = sent.span or (0, 0)
             if (start, end, int(size)) != (wanted[0], min(wanted[1], len(data)), len(data)):
-                self._find("wrong_span", asked, f"bytes {start} to {end} of {size}")
+                self._find("wrong_span", sent, f"bytes {start} to {end} of {size}")
         length_bytes = int(reply.fields["content-length"])
         if length_bytes != end - start:
-            self._find("wrong_length", asked, f"{length_bytes} bytes of {end - start}")
+            self._find("wrong_length", sent, f"{length_bytes} bytes of {end - start}")
         if reply.body != data[start : start + len(reply.body)]:
-            self._find("wrong_bytes", asked, f"bytes {start} to {end}, ETag of another version")
+            self._find("wrong_bytes", sent, f"bytes {start} to {end}, ETag of another version")
 
-    def _find(self, fault: str, asked: Asked, text: str) -> None:
-        where = f"{asked.method} {asked.key} {asked.span} of {asked.node} at {asked.at_s:.3f} s"
-        self.findings.append(Finding(fault, asked.key, f"{where}: {text}"))
+    def _find(self, fault: str, sent: SentRequest, text: str) -> None:
+        where = f"{sent.method} {sent.key} {sent.span} of {sent.node} at {sent.at_s:.3f} s"
+        self.findings.append(Finding(fault, sent.key, f"{where}: {text}"))
