@@ -1,8 +1,8 @@
 """The scenario `media`: six nodes in three data centers, an object store, clients and writers.
 
 A node runs the product's cluster, router, peers, connections and bodies on modelled sockets, disks
-and store. Promises: a client receives bytes of one version only. Once a node knows of a purge, it
-serves nothing older, and in a healthy cluster each node knows within PURGED_S. A dead, draining or
+and store. Promises: a client receives bytes of one version only. Once a node has a purge, it
+serves nothing older, and in a healthy cluster each node has it within PURGED_S. A dead, draining or
 removed node alone lets no request fail. A herd reads a block of the store once for each replica.
 An incomplete body ends with a reset. No change of the members is lost.
 """
@@ -42,7 +42,7 @@ from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.timing import samples
 from verification.simulation.faults import Fault, FaultKind, process_kinds
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.media_ledger import SentRequest, DonePurge, MediaLedger, Reply
+from verification.simulation.media_ledger import DonePurge, MediaLedger, Reply, SentRequest
 from verification.simulation.media_model import (
     SLOW_MAX_S,
     STORE,
@@ -101,7 +101,7 @@ class SimulatedNode(Node):
 
     @property
     def purges_version(self) -> int:
-        """The version of the purge list that this node knows."""
+        """The version of the purge list that this node has."""
         return self.context.purges_version
 
     @property
@@ -224,7 +224,7 @@ class MediaScenario:
 
     @property
     def is_calm(self) -> bool:
-        """Whether there were no faults for a while, but for dead nodes."""
+        """Whether there were no faults for a while, except dead nodes."""
         return self.disturbance.calm_s(self.world.now_s) > CALM_S and self.world.now_s > CALM_S
 
     # Processes
