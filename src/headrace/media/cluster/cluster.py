@@ -265,7 +265,7 @@ class Cluster:
                 del self._peers[name]
                 self._probing.pop(name).cancel()
                 peer.close()
-        for name in wanted.keys() - self._peers.keys():
+        for name in [name for name in wanted if name not in self._peers]:
             timeout_s = self._config.origin_timeout_s + HOP_MARGIN_S
             peer = Peer(wanted[name], self._signer, timeout_s=timeout_s, on_slow=self._probe_soon)
             self._peers[name] = peer
