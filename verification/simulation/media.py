@@ -107,7 +107,7 @@ class SimulatedNode(Node):
     @property
     def lock(self) -> int | None:
         """The descriptor that the kernel closes if the process dies."""
-        return self.cluster._polling._lock  # noqa: SLF001 - as the kernel does
+        return self.cluster._polling._lock
 
     def accept(self, channel: SimulatedChannel) -> None:
         """See `media_net.Server`."""
