@@ -12,6 +12,7 @@ from typing import Self
 import httpx
 from click.testing import CliRunner
 from origin import Origin
+from tests.kit.engines import NO_BACKUPS
 from tests.kit.waiting import wait_true
 from tests.kit.ways_in import bare
 
@@ -176,7 +177,7 @@ async def api_client(fetch: Fetch, postgres) -> httpx.AsyncClient:
         engines=SimpleNamespace(postgres=postgres),
         metrics_folder=None,
         version="0",
-        services=lambda: {"fetch": fetch},
+        services=lambda: {"fetch": fetch, "backups": NO_BACKUPS},
         routes=lambda: http.ROUTES,
     )
     token = await Tokens(postgres).create("test", ("fetch:read", "fetch:write"))

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from click.testing import CliRunner
+from tests.kit.engines import NO_BACKUPS
 from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.jobs import NewJob, cli, http
@@ -398,7 +399,7 @@ async def client_of(postgres, jobs):
         metrics_folder=None,
         config=dataclasses.replace(loaded, sections={"web": web}),
         engines=SimpleNamespace(postgres=postgres, valkey=None, blobs=None),
-        services=lambda: {"jobs": jobs},
+        services=lambda: {"jobs": jobs, "backups": NO_BACKUPS},
         routes=lambda: http.ROUTES,
         secret="a root secret of at least thirty-two characters",
     )

@@ -1,4 +1,6 @@
-"""A folder for the engines of a test run (`headrace.testing.databases` starts them)."""
+"""A folder for the engines of a test run (`headrace.testing.databases` starts them), and their
+backups: none.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from tests.kit.run_cleanup import MEMORY_VARIABLE
+
+from headrace.engines.backup.archive import BackupConfig
+from headrace.engines.backup.service import Backups
+
+NO_BACKUPS: Final = Backups(BackupConfig(), Path("/nonexistent"), None)
+"""As with `postgres.url`, where another tool makes the backups."""
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from raw_clients import Served, serving
+from tests.kit.storm import bucket as s3
 from tests.kit.waiting import wait_true
-from tests.promises import bucket as s3
 from tls_files import client_context, make_certificate
 
 from headrace.engines.blobs import Blobs

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from click.testing import CliRunner
+from tests.kit.engines import NO_BACKUPS
 from tests.kit.ways_in import Refused, bare, plain
 
 from headrace.engines import Engines
@@ -230,7 +231,7 @@ async def served(engines, services, routes, *, scopes, stop=None):
         metrics_folder=None,
         config=dataclasses.replace(loaded, sections={"web": web}),
         engines=engines,
-        services=lambda: services,
+        services=lambda: {**services, "backups": NO_BACKUPS},
         routes=lambda: routes,
         secret="a root secret of at least thirty-two characters",
     )

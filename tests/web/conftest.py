@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from small_shop import ROUTES, Shop
+from tests.kit.engines import NO_BACKUPS
 
-from headrace.engines.backup.archive import BackupConfig
-from headrace.engines.backup.service import Backups
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.config import load_config
 from headrace.web.model import WebConfig
@@ -38,8 +37,7 @@ class SmallApp:
         self._routes = ROUTES if routes is None else routes
 
     def services(self):
-        # As with `postgres.url`, where another tool makes the backups.
-        return {"shop": self.shop, "backups": Backups(BackupConfig(), self.data_folder, None)}
+        return {"shop": self.shop, "backups": NO_BACKUPS}
 
     def routes(self):
         return list(self._routes)

@@ -97,6 +97,7 @@ EXAMPLES: Final = {
     "fleet alerts": "--open",
     "fleet decisions": "--max 20",
     "fleet drain": "worker-1",
+    "fleet forget": "worker-1",
     "fleet hours": "mail",
     "fleet load": "",
     "fleet minutes": "mail",
