@@ -83,7 +83,9 @@ def run_role(
             if needs_schema:
                 await wait_for_schema(app, packages, stop)
             if not stop.is_set():
-                note_secret(app)
+                # A standby has its primary's secret, once it restored it.
+                if records_history:
+                    note_secret(app)
                 await body(app, stop)
         finally:
             writing.cancel()
