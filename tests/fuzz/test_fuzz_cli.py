@@ -36,7 +36,10 @@ ENDLESS = {
 EXIT_CODES = {0, 2, 3, 4, 5, 6, 7, 8}
 OTHER_SIDE_FAILED = {"fetch photo", "fetch webhook test"}
 """Commands that exit with 1 when the other side fails."""
-CHECKING = {"doctor", "feed verify", "views verify", "media verify", "media warm", "migrate"}
+CHECKING = {
+    *("doctor", "feed verify", "fetch photo", "media verify", "media warm", "migrate"),
+    "views verify",
+}
 """Commands that print a result and exit with a code."""
 WAITING = {"follow", "watch", "wait", "wait_s"}
 TEXTS = (
