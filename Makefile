@@ -12,7 +12,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate bench lock reference docs screenshots gallery clean
+.PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate endurance bench lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ planted: $(SET_UP) ## Switch off each security control and require that its test
 
 torture: $(SET_UP) ## Run every fault against every room; FAULT=kill-postgres ROOM=jobs RUNS=20: one cell; MINUTES=30: all in turns (docs/reference/torture.md)
 	$(BIN)/python -m verification.torture $(addprefix --fault ,$(FAULT)) $(addprefix --room ,$(ROOM)) $(addprefix --runs ,$(RUNS)) $(addprefix --minutes ,$(MINUTES))
+
+endurance: $(SET_UP) ## Run the demo for HOURS=8 with a fault every minute, and require that nothing grows (docs/reference/endurance.md)
+	$(BIN)/python -m verification.endurance --hours $(or $(HOURS),8)
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
