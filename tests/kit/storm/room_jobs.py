@@ -75,7 +75,8 @@ class JobsRoom:
     async def begin(self, storm: Storm) -> None:
         """Set the lanes, and enqueue jobs of a stopped queue."""
         self.storm = storm
-        self._began_at = datetime.now(UTC)
+        # Rows of counts begin at full minutes.
+        self._began_at = datetime.now(UTC).replace(second=0, microsecond=0)
         config = PostgresConfig(connect_timeout_s=0.5, statement_timeout_s=5)
         self._pool = Postgres(storm.endpoints.postgres_url, config)
         self._service = storm.jobs_on(self._pool)
