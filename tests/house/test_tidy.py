@@ -147,6 +147,8 @@ def test_tests_do_not_sleep_until_something_has_happened():
             yield f"{sleep}: wait for a condition with a deadline (wait_until)"
 
     waits = {ROOT / "tests" / "kit" / name for name in ("processes.py", "waiting.py")}
+    # Sleeps in virtual time take none.
+    waits |= set((ROOT / "tests" / "simulation").glob("*.py"))
     require_none([path for path in TESTS if path not in {Path(__file__), *waits}], faults)
 
 
