@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from headrace.feed.model import TICKS, ChangeKind, entry_of
+from headrace.feed.model import KIND_MARK, TICKS, ChangeKind, entry_of
 from headrace.feed.store import SQL
 from verification.simulation.postgres import PostgresModel, Row
 
@@ -61,6 +61,8 @@ class FeedTables:
             (SQL.unfollow_all, self._unfollow_all),
             (SQL.mute_block, self._mute_block),
             (SQL.unswept, self._unswept),
+            (SQL.unswept_of, self._unswept_of),
+            (SQL.unswept_of_posts, self._unswept_of_posts),
             (SQL.mark_swept, self._mark_swept),
             (SQL.mark_unswept, self._mark_unswept),
             (SQL.purge_swept, self._purge_swept),
@@ -329,6 +331,24 @@ class FeedTables:
             if not row.is_swept and (row.made_at < before or row.made_at > now)
         ]
         return rows[:rows_max]
+
+    def _unswept_of(self, kind: int, entities: Sequence[int]) -> list[Row]:
+        wanted = set(entities)
+        return [
+            _change_fields(number, row)
+            for number, row in sorted(self.outbox.items())
+            if row.kind == kind and row.entity in wanted and not row.is_swept
+        ]
+
+    def _unswept_of_posts(self, ids: Sequence[str]) -> list[Row]:
+        wanted = set(ids)
+        return [
+            _change_fields(number, row)
+            for number, row in sorted(self.outbox.items())
+            if row.kind == POSTS
+            and not row.is_swept
+            and any(item.partition(KIND_MARK)[0] in wanted for item in row.items)
+        ]
 
     def _mark_swept(self, ids: Sequence[int]) -> int:
         return self._mark(ids, is_swept=True)

@@ -352,10 +352,15 @@ def expire_host(t: JobsTables, *, host: int) -> int:
 
 
 @statement(SQL.drop_hosts)
-def drop_hosts(t: JobsTables) -> int:
+def drop_hosts(t: JobsTables, *, lost_kept_s: float) -> int:
     dropped = 0
+    newest = {host.name: key for key, host in sorted(t.host.items()) if host.kind == "agent"}
+    lost_before = t.now() - seconds(lost_kept_s)
     for key, host in t.host.items():
         if host.expires_at > t.now() or t.host.is_locked(key) or t.lease.of(key):
+            continue
+        is_lost = host.reported_at is not None and newest.get(host.name) == key
+        if is_lost and host.expires_at > lost_before:
             continue
         held = t.allowance.at_first((key,))
         if host.expires_at <= t.now() - seconds(5) or not any(row[0] for _, row in held):

@@ -273,6 +273,7 @@ def fleet_hosts(t: JobsTables, *, silent_s: float) -> list[Any]:
             "tags": list(row.tags),
             "is_silent": row.expires_at <= t.now()
             or (row.reported_at is not None and row.reported_at < t.now() - seconds(silent_s)),
+            "lost_at": (row.reported_at or row.expires_at) if row.expires_at <= t.now() else None,
         }
         for _, row in sorted(newest.items())
     ]
