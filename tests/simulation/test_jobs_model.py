@@ -43,8 +43,13 @@ AGED = {
 }
 AGE = [
     *(
+        # The year 9999 marks a job that waits in its chain.
         f"UPDATE headrace.{table} SET "
-        + ", ".join(f"{name} = {name} - interval '1 s' * AGE" for name in names)
+        + ", ".join(
+            f"{name} = CASE WHEN {name} < '9999-01-01' THEN {name} - interval '1 s' * AGE"
+            f" ELSE {name} END"
+            for name in names
+        )
         for table, names in AGED.items()
     ),
     *(
@@ -305,8 +310,11 @@ async def settle(pair):
 
 
 async def sweep(pair):
-    """Expire a host, and return its leases; then it lives again."""
+    """Expire a host after its report, and return its leases; another one registers."""
     host = a_host(pair)
+    report = {"capacity": 1, "load_per_core": 0.5, "slots": []}
+    one, other = await pair.both(store.fleet.report_host, host, **report)
+    assert one == other
     await pair.both(store.leases.expire_host, host)
     rows = [
         await side.all(SQL.expired_leases, leases_max=100) for side in (pair.postgres, pair.model)
@@ -318,9 +326,9 @@ async def sweep(pair):
             value, SQL.return_lease, lease=Two((lease, pair.ids["lease"][lease])), losses_max=3
         )
         assert one == other
-    new = await pair.both(
-        store.leases.add_host, "h", Two(list(ids.values()) for ids in pair.queues), 30.0
-    )
+    name, kind = pair.chance.choice((("h", "work"), ("a", "agent"), ("b", "agent")))
+    queues = Two(list(ids.values()) for ids in pair.queues)
+    new = await pair.both(store.leases.add_host, name, queues, 30.0, kind=kind)
     pair.map("host", *([one] for one in new))
 
 
@@ -349,6 +357,13 @@ async def spend(pair):
     assert (one is None) == (other is None), (one, other)
     if one is not None:
         assert one == pytest.approx(other, abs=0.9)
+
+
+async def drop_hosts(pair):
+    """Delete lost hosts; some are kept for a time."""
+    kept_s = pair.chance.choice((0.0, 4.0, 60.0))
+    one, other = await pair.both(run, SQL.drop_hosts, lost_kept_s=kept_s)
+    assert one == other
 
 
 async def set_lane(pair):
@@ -402,6 +417,7 @@ async def lead(pair):
 STEP_KINDS = (
     *(enqueue, enqueue, enqueue, add_group, claim_ready, claim_ready, claim_lanes, claim_lanes),
     *(settle, settle, settle, sweep, age, spend, set_lane, end_waiting, allow, lead),
+    drop_hosts,
 )
 STATE = {
     "ready": "SELECT id, attempt, losses, lane, unique_key, run_at > now() FROM headrace.job_ready",
