@@ -1,17 +1,12 @@
-"""Seeds of media: promises hold, a seed replays, planted bugs are found."""
+"""Seeds of media: promises hold, a seed replays."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import structlog
-from verification.simulation import media
 from verification.simulation.media import MediaScenario
-from verification.simulation.planted_views import bugs, planting
 from verification.simulation.run import run_seed
 
-TABLE = Path(media.__file__).with_name("planted_media.toml")
 SOAK_SEEDS = 100
 
 
@@ -25,12 +20,6 @@ def test_a_seed_breaks_no_promise_and_replays():
     assert not first.findings
     assert first.faults
     assert first.digest == again.digest
-
-
-@pytest.mark.parametrize("bug", bugs(TABLE), ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug):
-    with planting(bug):
-        assert run_seed(MediaScenario, bug.seed, hours=bug.hours).findings
 
 
 @pytest.mark.soak

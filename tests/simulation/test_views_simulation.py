@@ -1,22 +1,20 @@
-"""Seeds of views and the feed: promises hold, seeds replay, planted bugs are found."""
+"""Seeds of views and the feed: promises hold, seeds replay."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
 import structlog
-from verification.simulation.planted_views import bugs, planting, scenario_of
+from verification.simulation.__main__ import scenario_of
+from verification.simulation.planted import simulate
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.run import run_seed
 from verification.simulation.valkey import ValkeyModel
 from verification.simulation.views import engines_for
 from verification.simulation.views_sql import ViewsTables
-from verification.simulation.world import World, repository
+from verification.simulation.world import World
 
 from headrace.engines.multiplex import ValkeyLost
 from headrace.engines.valkey import ValkeyDown
@@ -49,19 +47,9 @@ def test_a_seed_replays_in_another_process(room):
 
 
 def _digest_in_process(room):
-    words = [sys.executable, "-m", "verification.simulation", room, "--seed", "5"]
-    folder = repository()
-    env = os.environ | {"PYTHONPATH": f"{folder / 'src'}:{folder}"}
-    done = subprocess.run(
-        [*words, "--hours", "0.01"],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout.partition("digest ")[2].split(":")[0]
+    ended = simulate(room, "--seed", "5", "--hours", "0.01")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.partition("digest ")[2].split(":")[0]
 
 
 def test_a_durable_hit_that_was_counted_is_lost_and_not_refused():
@@ -129,12 +117,6 @@ def test_a_move_between_classes_that_valkey_lost_is_repeated():
 
     world.run(scenario, hours_max=1)
     assert [total.total for total in seen] == [0]
-
-
-@pytest.mark.parametrize("bug", [bug for bug in bugs() if bug.seed], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug):
-    with planting(bug):
-        assert run_seed(scenario_of(bug.room), bug.seed, hours=bug.hours).findings
 
 
 @pytest.mark.soak

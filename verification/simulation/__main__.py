@@ -12,12 +12,16 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+
+if TYPE_CHECKING:
+    from verification.simulation.run import Scenario
+    from verification.simulation.world import World
 
 SCENARIOS: Final = {
     "feed": "verification.simulation.feed:FeedScenario",
@@ -68,12 +72,18 @@ def seeds_of(arguments: Any) -> Iterator[int]:
     return count(1)
 
 
+def scenario_of(room: str) -> Callable[[World], Scenario]:
+    """The class of a room's scenario."""
+    module, _, name = SCENARIOS[room].partition(":")
+    kind: Callable[[World], Scenario] = getattr(import_module(module), name)
+    return kind
+
+
 def simulate(arguments: Any) -> int:
     """Run the seeds, print a line for each, and shrink the first that fails."""
     from verification.simulation.run import run_seed, shrink
 
-    module, _, name = SCENARIOS[arguments.room].partition(":")
-    kind = getattr(import_module(module), name)
+    kind = scenario_of(arguments.room)
     hours_run = cpu_s = 0.0
     for seed in seeds_of(arguments):
         outcome = run_seed(kind, seed, hours=arguments.hours)
@@ -107,7 +117,7 @@ def simulate(arguments: Any) -> int:
             break
     rate = hours_run / (cpu_s / 60)
     print(
-        f"{arguments.room}: {hours_run:.1f} simulated hours in {cpu_s:.1f} s CPU ({rate:.0f}"
+        f"{arguments.room}: {hours_run:.1f} simulated hours in {cpu_s:.1f} s CPU ({rate:.1f}"
         " hours per minute of CPU), nothing found"
     )
     return 0

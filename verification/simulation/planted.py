@@ -1,11 +1,16 @@
-"""Planted bugs: faults that a simulation must find, each a change of one line of one file.
+"""Planted bugs: faults that a simulation must find, each a change of a few lines of one file.
 
-`plant` installs an import hook, so it must run before the file is imported. The table is
-`planted.toml`.
+python -m verification.simulation.planted              search all; print the seed of each
+python -m verification.simulation.planted NAME         one
+
+`plant` installs an import hook for a Python file, so it must run before the file is imported; a Lua
+library is sent in its changed form. The table is `planted.toml`.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -19,6 +24,9 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = Path(__file__).with_name("planted.toml")
+SEEDS_MAX: Final = 40
+"""Where a search ends; a bug that no seed finds is not in the table."""
+SEARCH_MAX_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +48,41 @@ class Bug:
         """The module of the file."""
         return self.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
 
+    def change(self, text: str) -> str:
+        """The changed text of the file."""
+        count = text.count(self.old)
+        assert count == 1, f"bug {self.name}: its text is {count} times in {self.file}"
+        return text.replace(self.old, self.new)
+
 
 def bugs() -> list[Bug]:
     """All planted bugs."""
     return [Bug(**row) for row in tomllib.loads(TABLE.read_text())["bug"]]
 
 
-def plant(name: str) -> Bug:
+def plant(name: str) -> None:
     """Change the bug's file for this interpreter. Raises: KeyError for an unknown name."""
     bug = {one.name: one for one in bugs()}[name]
+    if bug.file.endswith(".lua"):
+        _plant_lua(bug)
+        return
     assert bug.module not in sys.modules, f"{bug.module} is imported already"
     sys.meta_path.insert(0, _Finder(bug))
-    return bug
+
+
+def _plant_lua(bug: Bug) -> None:
+    from headrace.engines import functions
+
+    text, found = (ROOT / bug.file).read_text(), functions.find_libraries
+    changed = bug.change(text)
+
+    def find_libraries(packages: tuple[str, ...]) -> list[functions.Library]:
+        return [
+            functions.Library(each.name, changed if each.code == text else each.code)
+            for each in found(packages)
+        ]
+
+    functions.find_libraries = find_libraries
 
 
 class _Loader(SourceFileLoader):
@@ -61,10 +92,8 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the changed source; the cached file has the real one."""
-        text = Path(self.path).read_text()
-        count = text.count(self._bug.old)
-        assert count == 1, f"bug {self._bug.name}: its line is {count} times in {self.path}"
-        code: CodeType = compile(text.replace(self._bug.old, self._bug.new), self.path, "exec")
+        changed = self._bug.change(Path(self.path).read_text())
+        code: CodeType = compile(changed, self.path, "exec")
         return code
 
 
@@ -80,3 +109,43 @@ class _Finder(MetaPathFinder):
             return None
         file = str(ROOT / self._bug.file)
         return spec_from_file_location(fullname, file, loader=_Loader(self._bug, file))
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of the simulation in an interpreter of its own."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "verification.simulation", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SEARCH_MAX_S,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+    )
+
+
+def simulate_bug(bug: Bug, seeds: str) -> subprocess.CompletedProcess[str]:
+    """Run seeds with the bug, until one finds something."""
+    words = ("--seeds", seeds, "--hours", str(bug.hours), "--plant", bug.name, "--no-shrink")
+    return simulate(bug.room, *words)
+
+
+def main() -> int:
+    """Search the bugs that the arguments name; return 1 if one is not found."""
+    are_all_found = True
+    for bug in bugs():
+        if sys.argv[1:] and bug.name not in sys.argv[1:]:
+            continue
+        ended = simulate_bug(bug, f"1-{SEEDS_MAX}")
+        lines = ended.stdout.splitlines()
+        places = [place for place, line in enumerate(lines) if " findings" in line]
+        is_found = ended.returncode == 1 and bool(places)
+        are_all_found = are_all_found and is_found
+        text = "\n  ".join(lines[places[-1] : places[-1] + 3]) if is_found else "not found"
+        print(f"{bug.name}: {text}{'' if places else ended.stderr}", flush=True)
+    return int(not are_all_found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
