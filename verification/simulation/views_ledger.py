@@ -83,7 +83,7 @@ class Ledger:
         if now_s < self._quiet_until_s:
             return
         if total < floors.get(entity, 0):
-            text = f"a read at {now_s:.3f} s returned {total} after {floors[entity]}"
+            text = f"a read at {now_s:.3f} s returned {total} after {floors.get(entity, 0)}"
             self.findings.append(Finding("went_down", entity, text))
         self._seen[entity] = max(total, self._seen.get(entity, 0))
 
