@@ -11,7 +11,8 @@ import time
 
 import pytest
 from verification.simulation.jobs.model import add_jobs
-from verification.simulation.postgres import PostgresModel, _as_driver
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import as_driver
 from verification.simulation.world import World
 
 from headrace.engines.postgres import Runner
@@ -71,7 +72,7 @@ class ModelRunner(Runner):
         self._at_s = time.monotonic()
 
     async def call(self, method, query, parameters):
-        return _as_driver(method, self.model.execute(self._session, query, parameters))
+        return as_driver(method, self.model.execute(self._session, query, parameters))
 
     def follow(self):
         """Let as much time pass as has passed in reality."""

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.simulation.both import Both
 from verification.simulation.feed_sql import FeedTables
-from verification.simulation.postgres import PostgresModel, SimulatedPostgres
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.views_sql import ViewsTables
 from verification.simulation.world import World
 

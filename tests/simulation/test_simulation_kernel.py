@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 from tests.kit.checkers import Finding, counted_twice
 from verification.simulation.faults import FaultKind, process_kinds
-from verification.simulation.postgres import PostgresModel, SimulatedPostgres
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.run import run_seed, shrink
 from verification.simulation.world import World
 

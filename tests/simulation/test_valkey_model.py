@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.simulation.both import Both
 from verification.simulation.valkey import SimulatedValkey, ValkeyModel
-from verification.simulation.valkey_data import Data, ErrorReply
+from verification.simulation.valkey_data import Data
+from verification.simulation.valkey_values import ErrorReply
 from verification.simulation.world import World
 
 from headrace.engines.multiplex import Multiplexer

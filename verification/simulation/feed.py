@@ -27,7 +27,8 @@ from verification.simulation.faults import FaultKind, process_kinds
 from verification.simulation.feed_ledger import Change, Fact, FeedLedger, Post, Read
 from verification.simulation.feed_sql import FeedTables
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.postgres import PostgresModel, SimulatedPostgres
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.valkey import ValkeyModel
 from verification.simulation.valkey_faults import (
     Disturbance,

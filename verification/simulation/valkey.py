@@ -22,8 +22,9 @@ from libvalkey import Reader
 
 from headrace.engines.valkey import ValkeyDown
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.valkey_data import Data, ErrorReply, Reply, Status
+from verification.simulation.valkey_data import Data
 from verification.simulation.valkey_lua import Libraries, encode, encode_error
+from verification.simulation.valkey_values import ErrorReply, Reply, Status
 from verification.simulation.world import BEGIN, World
 
 TIMEOUT_S: Final = 2.0

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lupa import lua51
 
-from verification.simulation.valkey_data import ErrorReply, Reply, Status
+from verification.simulation.valkey_values import ErrorReply, Reply, Status
 
 _BIT: Final = 0xFFFFFFFF
 

@@ -28,15 +28,16 @@ from headrace.views.service import Views
 from headrace.views.settings import ViewsConfig
 from headrace.views.worker import Flusher
 from verification.simulation.faults import FaultKind, process_kinds
-from verification.simulation.postgres import PostgresModel, SimulatedPostgres
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.valkey import SimulatedValkey, ValkeyModel
-from verification.simulation.valkey_data import Stream, id_text
 from verification.simulation.valkey_faults import (
     Disturbance,
     link_kind,
     postgres_kinds,
     valkey_kinds,
 )
+from verification.simulation.valkey_values import Stream, id_text
 from verification.simulation.views_ledger import Kind, Ledger
 from verification.simulation.views_sql import ViewsTables
 from verification.simulation.world import World

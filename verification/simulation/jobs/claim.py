@@ -23,6 +23,7 @@ from verification.simulation.jobs.tables import (
     Host,
     Job,
     JobsTables,
+    Lane,
     Lease,
     Queue,
     seconds,
@@ -161,6 +162,25 @@ def claim_ready(
     return [facts | lease_row(lease) for lease in leases] or [facts | NO_LEASE]
 
 
+def ready_lanes(
+    t: JobsTables, of: Queue, ready_from: datetime, lanes_max: int
+) -> tuple[datetime | None, list[Lane]]:
+    """When the first lane is ready, and the free lanes that are ready now."""
+    rows = sorted(
+        (row.ready_at, key)
+        for key, row in t.lane_queue.at_last(of.id)
+        if ready_from <= row.ready_at < NEVER
+    )
+    found: list[Lane] = []
+    for at, key in rows:
+        if len(found) == lanes_max or at > t.now():
+            break
+        lane = None if t.lane.is_locked(key[:2]) else t.lane.get(key[:2])
+        if key[0] == of.limiter and lane is not None:
+            found.append(lane)
+    return (rows[0][0] if rows else None), found
+
+
 @statement(SQL.claim_lanes)
 def claim_lanes(
     t: JobsTables,
@@ -188,23 +208,12 @@ def claim_lanes(
         "is_counted": False,
     }
     of = open_queue(t, host, queue)
-    found = []
+    found: list[Lane] = []
     if of is not None:
         facts |= {"retries": of.retries, "limiter": of.limiter}
         if is_folding:
             facts["last_event"] = fold_lanes(t, queue, event, 500)[1]
-        rows = sorted(
-            (row.ready_at, key)
-            for key, row in t.lane_queue.at_last(queue)
-            if ready_from <= row.ready_at < NEVER
-        )
-        facts["first_ready"] = rows[0][0] if rows else None
-        for at, key in rows:
-            if len(found) == lanes_max or at > t.now():
-                break
-            lane = None if t.lane.is_locked(key[:2]) else t.lane.get(key[:2])
-            if key[0] == of.limiter and lane is not None:
-                found.append(lane)
+        facts["first_ready"], found = ready_lanes(t, of, ready_from, lanes_max)
     if of is None or not found:
         first = facts["first_ready"]
         if is_folding:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from verification.simulation.jobs import claim, enqueue, fleet, lanes, settle
+from verification.simulation.jobs import claim, crons, enqueue, fleet, lanes, settle
 from verification.simulation.jobs.tables import STATEMENTS, JobsTables
 from verification.simulation.postgres import PostgresModel
 
-PARTS = (enqueue, lanes, settle, claim, fleet)
+PARTS = (enqueue, lanes, settle, claim, crons, fleet)
 """The modules whose import declares the statements."""
 
 

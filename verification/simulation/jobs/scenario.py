@@ -37,7 +37,8 @@ from verification.simulation.jobs.checks import JobsChecks
 from verification.simulation.jobs.model import add_jobs
 from verification.simulation.jobs.slots import SimulatedAgent
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.postgres import PostgresModel, SimulatedPostgres
+from verification.simulation.postgres import PostgresModel
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.world import World
 
 AGENTS: Final = 3

@@ -32,7 +32,7 @@ from headrace.jobs.slots.status_board import StatusBoard, StatusCell
 from headrace.jobs.worker import declared_ids
 from headrace.kernel.ipc import MessageConnection
 from verification.simulation.loop import CURRENT, Process
-from verification.simulation.postgres import SimulatedPostgres
+from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.world import World
 
 SOCKET_S: Final = 0.0001
