@@ -12,7 +12,8 @@ real engines are tested by `tests/promises` and `verification.torture`.
 | --- | --- |
 | `loop.py` | the event loop: virtual time, processes that die or pause between two steps |
 | `world.py` | processes, network, randomness and clocks of a run; its history |
-| `postgres.py` | connections to the model of PostgreSQL: transactions, outages, lost replies |
+| `postgres.py` | the model of PostgreSQL: tables, transactions, crashes |
+| `postgres_client.py` | connections to it, whose requests and replies get lost |
 | `faults.py` | the plan of faults of a seed |
 | `run.py` | runs a scenario with a seed, shrinks the faults of a failing one |
 
