@@ -132,9 +132,9 @@ Growth is the slope of a line through all samples after the first {WARM_UP_S / 6
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Beyond their bound: {", ".join(one.kind.title for one in series if one.is_over) or "none"}. The slope
-of a run under an hour follows single faults and caches that still fill: it shows neither growth
-nor its absence.
+Beyond their bound: {", ".join(one.kind.title for one in series if one.is_over) or "none"}.
+The slope of a run under an hour follows single faults and caches that still fill: it shows neither
+growth nor its absence.
 
 ![Each series over time](endurance.svg)
 
