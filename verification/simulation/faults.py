@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -121,6 +121,3 @@ class FaultInjector:
         if heal is not None:
             self.world.trace("heal", number)
             heal()
-
-
-Scenario: TypeAlias = Callable[[], Awaitable[None]]

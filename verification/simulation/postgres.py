@@ -29,7 +29,6 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 COMMITS_KEPT: Final = 2_000
 """Commits that a failover to an asynchronous standby may lose."""
-RESTART_S: Final = 1.0
 _MISSING: Final = object()
 
 

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -337,8 +336,3 @@ def silent_logs() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-def repository() -> Path:
-    """The folder that holds `verification`."""
-    return Path(__file__).parents[2]
