@@ -376,8 +376,8 @@ def part_key(generation: int, segment: str, part: str) -> str:
 
 
 def base_id_at(moment: datetime) -> str:
-    """The id of a base backup that begins at `moment`; ids are in order of time."""
-    return f"{moment.astimezone(UTC):%Y%m%dT%H%M%S}Z"
+    """The id of a base backup that begins at `moment`; ids are in order of time (microseconds)."""
+    return f"{moment.astimezone(UTC):%Y%m%dT%H%M%S.%f}Z"
 
 
 def fenced_by(holder: Holder) -> Fenced:
