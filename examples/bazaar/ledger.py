@@ -166,7 +166,8 @@ class Ledger:
         """Take views off our record that an emptied Valkey may lose; returns how many were lost.
 
         These are hits that were not yet flushed to PostgreSQL (docs/promises.md). More than
-        `at_most` stay on the record, and show as lost. Raises: ServerFailedError.
+        `at_most` stay on the record, and show as lost. The readers forget the totals that they
+        received before, which may include lost views. Raises: ServerFailedError.
         """
         counted = await self._counted()
         if counted is None:
@@ -174,6 +175,7 @@ class Ledger:
         accepted = self.accepted_views - self._given_up
         given_up = min(at_most, max(0, accepted - (counted - self._counted_before)))
         self._given_up += given_up
+        self._viewed.totals.clear()
         return given_up
 
     async def _gather_jobs(self) -> None:

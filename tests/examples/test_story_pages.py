@@ -10,15 +10,17 @@ import socket
 import sqlite3
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey
 from examples.bazaar.followers import post_of
-from examples.bazaar.ledger import PAPER, WRONG, line_of
+from examples.bazaar.ledger import PAPER, WRONG, Ledger, line_of
 from examples.bazaar.origins import Host
 from examples.bazaar.panel import is_own_peer
 from examples.bazaar.pictures import Album, cover
+from examples.bazaar.readers import Viewed
 from examples.bazaar.records import BREAKS, Records
 from examples.bazaar.scenes import CATEGORIES, LOOKS, draw
 from examples.bazaar.shop import make_web
@@ -119,6 +121,18 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         assert "feed of follower2 is missing 1 post" in text
         assert "lost 10 (8 allowed)" in text
         assert "stopped for 10 s, working 0.7 s after" in text
+
+
+async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tmp_path):
+    """An advert may be read for the next time long after, when faults are no longer expected."""
+    adverts, records = Adverts(tmp_path / "bazaar.sqlite"), Records(tmp_path / "bazaar.sqlite")
+    adverts.create()
+    records.create()
+    stage = SimpleNamespace(api_url="http://127.0.0.1:1", token=lambda: "unused")
+    viewed = Viewed(totals={"velo-ada:1": 3}, accepted=3)
+    parts = {"story": None, "adverts": adverts, "records": records, "viewed": viewed}
+    assert await Ledger(stage, None, **parts).give_up_views(2) == 2
+    assert viewed.totals == {}
 
 
 async def test_search_finds_adverts_by_the_beginnings_of_words(site):
