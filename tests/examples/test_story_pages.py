@@ -181,9 +181,10 @@ def test_a_fault_is_open_once_and_forgotten_without_a_demo(stores, monkeypatch):
     assert not any(records.ask_break(kind) for kind in BREAKS)
     first = records.next_break()
     assert first.kind == BREAKS[0]
-    records.note_break(first.id, began_at=time.time(), ended_at=time.time())
+    ended_at = time.time()
+    records.note_break(first.id, began_at=ended_at, ended_at=ended_at)
     assert records.next_break().kind == BREAKS[1]
-    records.note_break(first.id, recovered_at=time.time() + 2.5)
+    records.note_break(first.id, recovered_at=ended_at + 2.5)
     found = next(one for one in records.breaks(10) if one.id == first.id)
     assert (found.is_open, round(found.recovery_s, 1)) == (False, 2.5)
     later = time.time() + 60
