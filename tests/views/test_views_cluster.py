@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from tests.kit.waiting import wait_true
+from tests.views.room_harness import sweep_totals
 
 from headrace.kernel.errors import Unavailable
 from headrace.views import ViewsConfig
@@ -149,9 +150,7 @@ async def test_totals_are_counted_and_read_on_all_primaries(
     assert await valkey_store.drop_totals(range(SHARDS)) == len(IDS)
     assert {each.total for each in await views.totals(IDS[1:])} == {2}
     await views.hits(IDS)
-    cursor = await valkey_store.sweep(b"0", range(SHARDS), idle_s=0)
-    while cursor != b"0":
-        cursor = await valkey_store.sweep(cursor, range(SHARDS), idle_s=0)
+    await sweep_totals(valkey_store, range(SHARDS))
     assert await valkey_store.drop_totals(range(SHARDS)) == 0
     for primary in cluster.primaries:
         assert primary.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"

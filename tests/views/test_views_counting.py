@@ -9,7 +9,7 @@ import asyncio
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from tests.views.room_harness import KeysCopy
+from tests.views.room_harness import KeysCopy, sweep_totals
 
 from headrace.engines.multiplex import ValkeyRefused
 from headrace.views import Hit, Total
@@ -197,11 +197,8 @@ async def test_only_unused_totals_are_swept_and_deletion_marks_stay(views, flush
     await views.delete("ad:3")
     await flusher.run_once()
     keys = valkey_store.total_keys(["ad:1", "ad:2", "ad:3"], [1, 3, 1])
-    await valkey_store.sweep(b"0", SHARDS, idle_s=3_600)
-    assert await valkey_store.totals(keys) == [1, 1, 0]
-    cursor = await valkey_store.sweep(b"0", SHARDS, idle_s=0)
-    while cursor != b"0":
-        cursor = await valkey_store.sweep(cursor, SHARDS, idle_s=0)
+    assert (await valkey_store.find_idle(b"0", SHARDS, idle_s=3_600))[1] == []
+    await sweep_totals(valkey_store, SHARDS)
     assert await valkey_store.totals(keys) == [None, None, 0]
     assert (await views.hit("ad:1")).total == 2
 
@@ -217,7 +214,7 @@ async def test_fills_need_no_search_of_the_hits_that_wait(views, engines, flushe
         assert set(totals.decode().split(",")) == {"-"}
     assert await views.hit(new) == Total(id=new, total=1)
     assert await views.hit(often, n=2) == Total(id=often, total=5_002)
-    await valkey_store.sweep(b"0", SHARDS, idle_s=0)
+    await sweep_totals(valkey_store, SHARDS)
     assert await views.hit(new) == Total(id=new, total=0, stale=True), "only a search finds them"
     while await flusher.run_once():
         pass

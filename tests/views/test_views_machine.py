@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.views.room_harness import KeysCopy
+from tests.views.room_harness import KeysCopy, sweep_totals
 
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
@@ -184,7 +184,7 @@ class ViewsMachine(RuleBasedStateMachine):
         self.run(self.flushers[which].run_once())
         self.counts.flush()
         if is_swept:
-            self.run(self.valkey_store.sweep(b"0", range(SHARDS), idle_s=0))
+            self.run(sweep_totals(self.valkey_store, range(SHARDS)))
 
     @rule(hits=HITS)
     def flushers_race(self, hits):
@@ -302,7 +302,7 @@ class ViewsMachine(RuleBasedStateMachine):
     @rule()
     def sweep_totals(self):
         """Sooner than a flusher does: some have pending hits."""
-        self.run(self.valkey_store.sweep(b"0", range(SHARDS), idle_s=0))
+        self.run(sweep_totals(self.valkey_store, range(SHARDS)))
 
     @rule(which=st.integers(0, SHARDS - 1))
     def forget_totals(self, which):

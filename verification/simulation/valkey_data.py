@@ -208,7 +208,8 @@ class Data:
     def _object(self, words: Words) -> int:
         if not self._exists([b"", words[2]]):
             raise ErrorReply("ERR no such key")
-        return max(0, self._now_ms() - self.used_ms.get(words[2], 0)) // 1000
+        # Seconds modulo 2^24: a value that was used before the clock was set back seems unused.
+        return (self._now_ms() // 1000 - self.used_ms.get(words[2], 0) // 1000) % 2**24
 
     def _scan(self, words: Words) -> Reply:
         options = [word.upper() for word in words]

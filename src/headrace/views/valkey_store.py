@@ -120,6 +120,17 @@ class Pending:
     """Id and hits of each entry, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class IdleTotals:
+    """Unused cached totals of a shard."""
+
+    shard: int
+    last: str
+    """Id of the last entry of the stream when they were found: later hits change the values."""
+    values: list[bytes]
+    """Id and value of each, alternating."""
+
+
 class ValkeyStore:
     """Functions and keys of views in Valkey."""
 
@@ -303,12 +314,23 @@ class ValkeyStore:
                 dropped += await self._call("headrace_views_drop_v1", shard, names)
         return dropped
 
-    async def sweep(self, cursor: bytes, shards: Sequence[int], *, idle_s: int) -> bytes:
-        """Delete unused totals among some keys. Return the next cursor; `0`: pass complete."""
+    async def find_idle(
+        self, cursor: bytes, shards: Sequence[int], *, idle_s: int
+    ) -> tuple[bytes, list[IdleTotals]]:
+        """Unused totals among some keys, and the next cursor; `0`: pass complete."""
         cursor, keys = await scan(self._connection, self._total_keys(shards), cursor)
+        found = []
         for shard, names in self._by_shard(keys, shards).items():
-            await self._call("headrace_views_sweep_v1", shard, [idle_s, *names], keys="q")
-        return cursor
+            last, *values = await self._call(
+                "headrace_views_idle_v1", shard, [idle_s, *names], keys="q", reads=True
+            )
+            if values:
+                found.append(IdleTotals(shard, last.decode(), values))
+        return cursor, found
+
+    async def sweep(self, idle: IdleTotals) -> int:
+        """Delete the totals that have not changed since. Return their number."""
+        return int(await self._call("headrace_views_sweep_v1", idle.shard, idle.values, keys="q"))
 
     def _total_keys(self, shards: Sequence[int]) -> Keys:
         pattern = f"{self._prefix}:{{v:*}}:c:*"

@@ -28,8 +28,9 @@ from headrace.views import store
 from headrace.views.durability_wait import DurabilityWait, durability_of
 from headrace.views.errors import NotDurable, ShardsFixed
 from headrace.views.flush import FlushBatch, ShardFlush
+from headrace.views.model import id_key
 from headrace.views.settings import ViewsConfig, flush_lag_s
-from headrace.views.valkey_store import ValkeyStore
+from headrace.views.valkey_store import IdleTotals, ValkeyStore
 
 RECONNECT: Final = Backoff(0.1, 3.0)
 LEASES_PER_TERM: Final = 3
@@ -84,6 +85,8 @@ class Flusher:
         self._leased_s = float("-inf")
         self._cursor = b"0"
         self._history_at_s = self._changes_at_s = float("-inf")
+        self._idle: list[IdleTotals] = []
+        """Unused totals to delete once the hits before are flushed."""
         self._swept_s = self._uniques_s = self._tombstones_s = self._caught_up_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -272,12 +275,28 @@ class Flusher:
                 self._tombstones_s = now_s
 
     async def _sweep(self) -> None:
-        """Sweep some keys. An unreachable primary of a cluster restarts the pass."""
+        """Find unused totals among some keys, and delete those whose hits are flushed.
+
+        A read returns PostgreSQL's total then, which must not be lower. Valkey's clock does not
+        prove that: after a step of the clock a total seems unused that was hit just now.
+        """
+        found, self._idle = self._idle, []
+        for idle in found:
+            own = self._shards.get(idle.shard)
+            if own is not None and id_key(own.through) < id_key(idle.last):
+                self._idle.append(idle)
+            elif own is not None:
+                await self._if_reachable(idle.shard, self._valkey.sweep(idle))
+        if not self._idle:
+            await self._find_idle()
+
+    async def _find_idle(self) -> None:
+        """Take a step through the keys. An unreachable primary of a cluster restarts the pass."""
         idle_s = int(self._config.cache_for_s)
         shards, cursor = sorted(self._shards), self._cursor
         self._cursor = b"0"
         try:
-            self._cursor = await self._valkey.sweep(cursor, shards, idle_s=idle_s)
+            self._cursor, self._idle = await self._valkey.find_idle(cursor, shards, idle_s=idle_s)
         except ValkeyDown:
             if not await self._servers.is_cluster():
                 raise

@@ -613,14 +613,30 @@ local function revert_corrections(keys, args)
   return 1
 end
 
--- headrace_views_sweep_v1: delete unused cached totals.
--- ARGV: idle seconds, ids. Reply: number of deleted totals.
+-- headrace_views_idle_v1: find unused cached totals. Read-only.
+-- ARGV: idle seconds, ids. Reply: id of the last entry; then id and value of each, alternating.
+local function idle(keys, args)
+  local base, reply = base_of(keys[1]), {last_of(keys[1])}
+  for i = 2, #args do
+    local name = base .. 'c:' .. args[i]
+    local idle_s = redis.pcall('OBJECT', 'IDLETIME', name)
+    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) then
+      local kept = redis.call('GET', name)
+      if kept ~= 'x' then
+        reply[#reply + 1] = args[i]
+        reply[#reply + 1] = kept
+      end
+    end
+  end
+  return reply
+end
+
+-- headrace_views_sweep_v1: delete cached totals that still have the value that was found unused.
+-- ARGV: id and value, alternating. Reply: number of deleted totals.
 local function sweep(keys, args)
   local base, removed = base_of(keys[1]), 0
-  for i = 2, #args do
-    local idle_s = redis.pcall('OBJECT', 'IDLETIME', base .. 'c:' .. args[i])
-    local is_idle = type(idle_s) == 'number' and idle_s >= tonumber(args[1])
-    if is_idle and is_cached(base, args[i]) then
+  for i = 1, #args, 2 do
+    if redis.call('GET', base .. 'c:' .. args[i]) == args[i + 1] then
       removed = removed + drop_total(base, args[i])
     end
   end
@@ -682,6 +698,7 @@ register('headrace_views_flushed_v1', flushed, 'allow-oom')
 register('headrace_views_mark_deleted_v1', mark_deleted, 'allow-oom')
 register('headrace_views_correct_v1', correct, 'allow-oom')
 register('headrace_views_revert_corrections_v1', revert_corrections, 'allow-oom')
+register('headrace_views_idle_v1', idle, 'no-writes')
 register('headrace_views_sweep_v1', sweep, 'allow-oom')
 register('headrace_views_drop_v1', drop, 'allow-oom')
 register('headrace_views_uniques_v1', uniques)
