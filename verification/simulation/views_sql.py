@@ -27,7 +27,14 @@ class LeaseRow:
     """A row of views_lease."""
 
     flusher: str | None = None
+    renewed_at: datetime | None = None
     expires_at: datetime | None = None
+
+    def is_free(self, now: datetime) -> bool:
+        """Whether no flusher owns the shard."""
+        if self.renewed_at is None or self.expires_at is None:
+            return True
+        return not self.renewed_at <= now <= self.expires_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,7 @@ class ViewsTables:
         found = []
         for shard, row in sorted(self.shards.items()):
             lease = self.leases.get(shard)
-            is_live = lease.expires_at is not None and lease.expires_at > now
-            flusher = lease.flusher if is_live else None
+            flusher = None if lease.is_free(now) else lease.flusher
             found.append(_shard_fields(shard, row) | {"flusher": flusher})
         return found
 
@@ -101,9 +107,9 @@ class ViewsTables:
         self._model.lock_advisory("views_flusher")
         now = self._model.now()
         until_at = now + timedelta(seconds=lease_s)
-        self.flushers.put(name, until_at)
-        for other, expires_at in list(self.flushers.items()):
-            if expires_at < now:
+        self.flushers.put(name, LeaseRow(name, now, until_at))
+        for other, row in list(self.flushers.items()):
+            if row.is_free(now):
                 self.flushers.pop(other)
         share = math.ceil(len(self.shards) / len(self.flushers))
         leases = sorted(self.leases.items())
@@ -113,12 +119,11 @@ class ViewsTables:
         free = [
             shard
             for shard, row in sorted(self.leases.items())
-            if row.flusher != name
-            and (row.flusher is None or (row.expires_at is not None and row.expires_at < now))
+            if row.flusher != name and row.is_free(now)
         ]
         taken = (own[:share] + free)[:share]
         for shard in taken:
-            self.leases.put(shard, LeaseRow(name, until_at))
+            self.leases.put(shard, LeaseRow(name, now, until_at))
         rows = [
             _shard_fields(shard, self.shards.get(shard))
             for shard, row in sorted(self.leases.items())

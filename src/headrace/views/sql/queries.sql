@@ -5,7 +5,7 @@ SELECT headrace.ensure_view_shards_v1(:shards::integer);
 -- name: shards
 -- Offset, corrections and current flusher of every shard.
 SELECT s.shard, s.through, s.corrections,
-    CASE WHEN l.expires_at > now() THEN l.flusher END AS flusher
+    CASE WHEN now() BETWEEN l.renewed_at AND l.expires_at THEN l.flusher END AS flusher
 FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard) ORDER BY s.shard;
 
 -- name: shard

@@ -11,13 +11,16 @@ CREATE TABLE headrace.views_shard (
 ) WITH (fillfactor = 50);
 
 -- The flushers that are alive, and the shards each one owns. Two flushers of one shard do no harm.
+-- A lease holds from `renewed_at` to `expires_at`. Before: the clock was set back.
 CREATE TABLE headrace.views_flusher (
     name text PRIMARY KEY,
+    renewed_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL
 );
 CREATE TABLE headrace.views_lease (
     shard integer PRIMARY KEY REFERENCES headrace.views_shard,
     flusher text,
+    renewed_at timestamptz,
     expires_at timestamptz
 ) WITH (fillfactor = 50);
 
@@ -100,23 +103,31 @@ CREATE FUNCTION headrace.lease_view_shards_v1(p_name text, p_lease_s double prec
 RETURNS TABLE (shard integer, through text, corrections bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_until_at timestamptz := now() + p_lease_s * interval '1 second';
+    v_now timestamptz;
+    v_until_at timestamptz;
     v_share integer;
 BEGIN
     LOCK TABLE headrace.views_flusher IN SHARE ROW EXCLUSIVE MODE;
-    INSERT INTO headrace.views_flusher (name, expires_at) VALUES (p_name, v_until_at)
-    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at;
-    DELETE FROM headrace.views_flusher WHERE expires_at < now();
+    -- After the lock, so that it is later than every other renewal.
+    v_now := clock_timestamp();
+    v_until_at := v_now + p_lease_s * interval '1 second';
+    INSERT INTO headrace.views_flusher (name, renewed_at, expires_at)
+    VALUES (p_name, v_now, v_until_at)
+    ON CONFLICT (name) DO UPDATE
+    SET renewed_at = excluded.renewed_at, expires_at = excluded.expires_at;
+    DELETE FROM headrace.views_flusher WHERE v_now NOT BETWEEN renewed_at AND expires_at;
     v_share := (SELECT ceil((SELECT count(*) FROM headrace.views_shard)::numeric / count(*))
         FROM headrace.views_flusher);
-    UPDATE headrace.views_lease l SET flusher = NULL, expires_at = NULL
+    UPDATE headrace.views_lease l SET flusher = NULL, renewed_at = NULL, expires_at = NULL
     WHERE l.flusher = p_name AND l.shard NOT IN (
         SELECT k.shard FROM headrace.views_lease k WHERE k.flusher = p_name
         ORDER BY k.shard LIMIT v_share);
-    UPDATE headrace.views_lease l SET flusher = p_name, expires_at = v_until_at
+    UPDATE headrace.views_lease l
+    SET flusher = p_name, renewed_at = v_now, expires_at = v_until_at
     WHERE l.shard IN (
         SELECT k.shard FROM headrace.views_lease k
-        WHERE k.flusher = p_name OR k.flusher IS NULL OR k.expires_at < now()
+        WHERE k.flusher = p_name OR k.flusher IS NULL
+            OR v_now NOT BETWEEN k.renewed_at AND k.expires_at
         ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
     RETURN QUERY SELECT s.shard, s.through, s.corrections
         FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard)
@@ -125,7 +136,8 @@ END $$;
 
 -- Release the shards of a flusher that ends.
 CREATE FUNCTION headrace.leave_view_shards_v1(p_name text) RETURNS void LANGUAGE sql AS $$
-    UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
+    UPDATE headrace.views_lease SET flusher = NULL, renewed_at = NULL, expires_at = NULL
+    WHERE flusher = p_name;
     DELETE FROM headrace.views_flusher WHERE name = p_name;
 $$;
 
