@@ -168,17 +168,16 @@ class CacheFiller:
             snapshots = await self._read(left)
             if snapshots is None:
                 break
-            left = []
             by_shard: dict[int, list[store.Snapshot]] = {}
             for snapshot in snapshots:
                 by_shard.setdefault(snapshot.shard, []).append(snapshot)
             for part in by_shard.values():
-                filled = await self._fill_shard(part)
-                left += [snapshot.id for snapshot in part if snapshot.id not in filled]
-                found.update(filled)
+                found.update(await self._fill_shard(part))
+            # Too old a snapshot, or PostgreSQL lost the shards until a flusher creates them.
+            left = [entity for entity in left if entity not in found]
             if not left:
                 return found
-        if left and left != ids:
+        else:
             totals_unavailable.labels(reason="behind").inc(len(left))
         return found | {
             entity: Total(id=entity, total=None, stale=True)
