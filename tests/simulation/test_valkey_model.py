@@ -17,6 +17,7 @@ from headrace.engines.multiplex import Multiplexer
 from headrace.engines.valkey import ValkeyConfig, ValkeyDown
 from headrace.feed.model import Change, ChangeKind, Position
 from headrace.feed.valkey_store import ValkeyStore as FeedStore
+from headrace.views.model import Correction
 from headrace.views.valkey_store import ValkeyStore as ViewsStore
 
 few = settings(
@@ -135,7 +136,15 @@ VIEWS_CALLS = st.one_of(
     st.tuples(st.just("init"), st.integers(0, 4)),
     st.tuples(st.just("pending"), st.integers(0, 4)),
     st.tuples(st.just("flushed"), st.integers(0, 4)),
-    st.tuples(st.just("correct"), entities),
+    st.tuples(
+        st.just("correct"),
+        st.integers(-2, 1),
+        st.lists(st.tuples(entities, st.booleans()), min_size=1, max_size=3),
+    ),
+    st.tuples(st.just("reset"), st.integers(-1, 1)),
+    st.tuples(
+        st.just("corrections"),
+    ),
     st.tuples(st.just("deleted"), st.just("ad:3")),
     st.tuples(
         st.just("drop"),
@@ -145,17 +154,17 @@ VIEWS_CALLS = st.one_of(
 
 
 class ViewsCalls:
-    """Calls of the library of views, with ids of entries by their number."""
+    """Calls of the library of views, with ids of entries and corrections by their number."""
 
     def __init__(self, store):
-        self._store, self._ids, self._corrections = store, ["0-1"], count(1)
+        self._store, self._ids, self._last = store, ["0-1"], 0
 
     def _number(self, entry):
         if entry and entry not in self._ids:
             self._ids.append(entry)
         return self._ids.index(entry) if entry else entry
 
-    async def __call__(self, verb, *rest):  # noqa: PLR0911 - a result per call
+    async def __call__(self, verb, *rest):  # noqa: C901, PLR0911 - a result per call
         store, known = self._store, self._ids
         through = known[-1 - rest[0] % len(known)] if rest and type(rest[0]) is int else "0-1"
         if verb == "hit":
@@ -173,12 +182,23 @@ class ViewsCalls:
         if verb == "flushed":
             return await store.note_flushed(0, through=through, trim_to=None)
         if verb == "correct":
-            return await store.correct(0, rest[0], corrections=next(self._corrections))
+            return await self._correct(*rest)
+        if verb == "reset":
+            found = self._last + rest[0]
+            return await store.reset_corrections(0, found=found, stored=found - 1)
+        if verb == "corrections":
+            return await store.corrections(0)
         if verb == "deleted":
             return await store.mark_deleted(0, [rest[0]])
         if verb == "drop":
             return await store.drop_totals([0])
         return (await store.lag(0, through))[0]
+
+    async def _correct(self, off, entities):
+        first = max(1, self._last + 1 + off)
+        corrections = [Correction(n, *each) for n, each in enumerate(entities, first)]
+        self._last = corrections[-1].number
+        return await self._store.correct(0, corrections)
 
 
 people = st.integers(1, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -52,71 +53,193 @@ def _digest_in_process(room):
     return ended.stdout.partition("digest ")[2].split(":")[0]
 
 
-def test_a_durable_hit_that_was_counted_is_lost_and_not_refused():
-    """Views seed 1002: the caller would have sent it again, and it would have counted twice."""
-    world = World(1)
-    valkey = ValkeyModel(world, replicas=1)
-    postgres = PostgresModel(world)
-    ViewsTables(postgres)
-    config = ViewsConfig(shards=1, durability="durable", durable_replicas=1)
-    seen = []
+class Engines:
+    """A world with both engines, for processes of views with `config`."""
 
-    async def api():
-        views = Views(engines_for(postgres, valkey), None, config)
-        await views.hit("ad:1")
-        valkey.replica_lag_s = 60.0
-        try:
-            await views.hit("ad:1")
-        except ValkeyDown as error:
-            seen.append(type(error))
+    def __init__(self, config, **valkey):
+        self.world = World(1)
+        self.valkey, self.postgres = ValkeyModel(self.world, **valkey), PostgresModel(self.world)
+        self.tables = ViewsTables(self.postgres)
+        self.config = config
 
-    async def scenario():
-        world.start("api", api)
-        await asyncio.sleep(0.5)
-        valkey.restart(end=valkey.units_end, down_s=1.0)
-        await asyncio.sleep(5.0)
+    def views(self):
+        """The service, for the current process."""
+        return Views(engines_for(self.postgres, self.valkey), None, self.config)
 
-    world.run(scenario, hours_max=1)
-    assert seen == [ValkeyLost]
+    def start_flusher(self, name="flusher"):
+        """Start a flusher."""
+        self.world.start(name, self._flush)
 
+    async def _flush(self):
+        engines = engines_for(self.postgres, self.valkey)
+        await Flusher(engines, self.config, name="flusher").run(asyncio.Event())
 
-def test_a_move_between_classes_that_valkey_lost_is_repeated():
-    """Views seed 2002: a power cut lost the move, and the total of before stayed cached."""
-    world = World(1)
-    valkey, postgres = ValkeyModel(world), PostgresModel(world)
-    ViewsTables(postgres)
-    config = ViewsConfig(shards=1)
-    seen = []
+    def cut_from_valkey(self, name):
+        """Cut a process off from Valkey."""
+        self.world.network.cut(name, self.valkey.name)
+        self.world.network.cut(self.valkey.name, name)
 
-    async def flusher():
-        engines = engines_for(postgres, valkey)
-        await Flusher(engines, config, name="flusher").run(asyncio.Event())
-
-    async def api():
-        views = Views(engines_for(postgres, valkey), None, config)
-        await views.hits(["ad:1"] * 3)
-        await asyncio.sleep(10.0)
-        at = postgres.now().replace(minute=0, second=0, microsecond=0)
-        move = Reclassify(
-            id="ad:1",
+    def to_bots(self, entity):
+        """A move of an entity's views of this hour."""
+        at = self.postgres.now().replace(minute=0, second=0, microsecond=0)
+        return Reclassify(
+            id=entity,
             from_at=at,
             to_at=at + timedelta(hours=1),
             source=Traffic.HUMAN,
             target=Traffic.BOT,
         )
+
+    def run(self, **processes):
+        """Run processes for five minutes."""
+
+        async def scenario():
+            for name, main in processes.items():
+                self.world.start(name, main)
+            await asyncio.sleep(300.0)
+
+        self.world.run(scenario, hours_max=1)
+        assert not self.world.errors
+
+
+def test_a_durable_hit_that_was_counted_is_lost_and_not_refused():
+    """Views seed 1002: the caller would have sent it again, and it would have counted twice."""
+    config = ViewsConfig(shards=1, durability="durable", durable_replicas=1)
+    engines, seen = Engines(config, replicas=1), []
+    valkey = engines.valkey
+
+    async def api():
+        views = engines.views()
+        await views.hit("ad:1")
+        valkey.replica_lag_s = 60.0
+        engines.world.loop.call_later(0.5, lambda: valkey.restart(end=valkey.units_end, down_s=1.0))
+        try:
+            await views.hit("ad:1")
+        except ValkeyDown as error:
+            seen.append(type(error))
+
+    engines.run(api=api)
+    assert seen == [ValkeyLost]
+
+
+@pytest.mark.parametrize("correction", ["move", "deletion"])
+def test_a_correction_that_valkey_lost_is_repeated(correction):
+    """Views seed 2002: a power cut lost a move, and the total of before stayed cached."""
+    engines, seen = Engines(ViewsConfig(shards=1)), []
+    valkey = engines.valkey
+
+    async def api():
+        views = engines.views()
+        await views.hits(["ad:1"] * 3)
+        await asyncio.sleep(10.0)
         end = valkey.units_end
-        await views.corrections.move(move)
+        if correction == "move":
+            await views.corrections.move(engines.to_bots("ad:1"))
+        else:
+            await views.delete("ad:1")
         valkey.restart(end=end, down_s=1.0)
         await asyncio.sleep(30.0)
         seen.extend(await views.totals(["ad:1"]))
 
-    async def scenario():
-        world.start("flusher", flusher)
-        world.start("api", api)
-        await asyncio.sleep(60.0)
-
-    world.run(scenario, hours_max=1)
+    engines.start_flusher()
+    engines.run(api=api)
     assert [total.total for total in seen] == [0]
+
+
+@pytest.mark.parametrize("correction", ["move", "deletion"])
+def test_a_correction_that_valkey_never_received_is_repeated(correction):
+    """The process died after its commit, and the next correction reached Valkey."""
+    engines, seen = Engines(ViewsConfig(shards=1)), []
+
+    async def dies():
+        views = engines.views()
+        await views.hit("ad:3")
+        await asyncio.sleep(10.0)
+        engines.cut_from_valkey("dies")
+        if correction == "move":
+            await views.corrections.move(engines.to_bots("ad:1"))
+        else:
+            await views.delete("ad:1")
+
+    async def api():
+        views = engines.views()
+        await views.hits(["ad:1", "ad:2"])
+        await asyncio.sleep(10.5)
+        engines.world.kill("dies", restarts=False)
+        await views.corrections.move(engines.to_bots("ad:2"))
+        await asyncio.sleep(30.0)
+        seen.extend(await views.totals(["ad:1", "ad:2", "ad:3"]))
+
+    engines.start_flusher()
+    engines.run(api=api, dies=dies)
+    assert [total.total for total in seen] == [0, 0, 1]
+
+
+def test_a_move_that_reaches_valkey_late_lowers_no_other_total():
+    """Views seed 1: a flusher took it for a lost one, and dropped totals with pending hits."""
+    engines, seen = Engines(ViewsConfig(shards=1)), []
+
+    async def mover():
+        views = engines.views()
+        await views.hit("moved:0")
+        await asyncio.sleep(50.0)
+        engines.cut_from_valkey("mover")
+        while True:
+            with suppress(ValkeyDown):
+                await views.corrections.move(engines.to_bots("moved:0"))
+
+    async def reader():
+        views = engines.views()
+        await views.hit("ad:1")
+        for _ in range(200):
+            [counted] = await views.hits(["ad:1"])
+            await asyncio.sleep(1.0)
+            [read] = await views.totals(["ad:1"])
+            seen.append((counted.total, read.total))
+
+    engines.start_flusher()
+    engines.run(mover=mover, reader=reader)
+    assert seen == [(total, total) for total in range(2, 202)]
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_step_of_valkeys_clock_lowers_no_total(step_s):
+    """Views seed 221: every total seemed unused, and was swept with its pending hits."""
+    engines, seen = Engines(ViewsConfig(shards=1, cache_for_s=600.0)), []
+
+    async def reader():
+        views = engines.views()
+        await views.hit("ad:1")
+        for _ in range(10):
+            await asyncio.sleep(10.0)
+            [counted] = await views.hits(["ad:1"])
+            engines.world.step_clock(engines.valkey.name, step_s)
+            await asyncio.sleep(1.8)
+            [read] = await views.totals(["ad:1"])
+            seen.append((counted.total, read.total))
+
+    engines.start_flusher()
+    engines.run(reader=reader)
+    assert seen == [(total, total) for total in range(2, 12)]
+
+
+def test_shards_of_a_dead_flusher_are_taken_over_after_the_clock_was_set_back():
+    """Views seed 40: PostgreSQL's clock had to reach the end of the dead flusher's lease."""
+    engines, seen = Engines(ViewsConfig(shards=2)), []
+
+    async def api():
+        views = engines.views()
+        await asyncio.sleep(10.0)
+        engines.world.kill("flusher", restarts=False)
+        engines.world.step_clock(engines.postgres.name, -3600.0)
+        engines.start_flusher("other")
+        await views.hits(["ad:1", "ad:2"])
+        await asyncio.sleep(30.0)
+        seen.extend(dict(engines.tables.totals.items()))
+
+    engines.start_flusher()
+    engines.run(api=api)
+    assert sorted(seen) == [("ad:1", 0), ("ad:2", 0)]
 
 
 @pytest.mark.soak

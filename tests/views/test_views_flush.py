@@ -11,7 +11,7 @@ import pytest
 from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
-from headrace.views import Hit
+from headrace.views import Hit, Total
 from headrace.views import store as shard_store
 from headrace.views.model import START, shard_of
 
@@ -68,6 +68,53 @@ async def test_shards_are_divided_among_flushers_and_taken_over(make_flusher, sq
     two._leased_s = float("-inf")
     await two.run_once()
     assert await owners(sql) == {two.name: 4}
+
+
+async def test_a_lease_of_before_the_clock_was_set_back_is_taken_over(make_flusher, sql):
+    one, two = make_flusher("one"), make_flusher("two")
+    await one.run_once()
+    for table in ("flusher", "lease"):
+        await sql(
+            f"UPDATE headrace.views_{table} SET renewed_at = renewed_at + interval '1 hour',"
+            " expires_at = expires_at + interval '1 hour'"
+        )
+    await two.run_once()
+    assert await owners(sql) == {two.name: 4}
+
+
+async def test_shards_that_postgresql_lost_are_created_again(views, flusher, sql):
+    """A failover lost all commits. A hit is counted, and changes of counts succeed."""
+    await views.hits(["ad:1"] * 3)
+    await flusher.run_once()
+    await sql(
+        "TRUNCATE headrace.views_shard, headrace.views_lease, headrace.views_flusher,"
+        " headrace.views_total, headrace.views_hour"
+    )
+    assert await views.hit("ad:2") == Total(id="ad:2", total=None, stale=True)
+    await views.delete("ad:3")
+    assert await views.hit("ad:2") == Total(id="ad:2", total=2)
+    flusher._leased_s = float("-inf")
+    while await flusher.run_once():
+        pass
+    assert await stored(sql) == {"ad:1": 3, "ad:2": 2}
+
+
+async def test_an_unused_total_stays_until_its_hits_are_flushed(
+    views, engines, make_flusher, valkey_store
+):
+    flusher = make_flusher(cache_for_s=0.0)
+    await flusher.run_once()
+    keys = valkey_store.total_keys(["ad:1"], [1])
+    await views.hit("ad:1")
+    for _ in range(3):
+        await flusher._sweep()
+        assert await valkey_store.totals(keys) == [1]
+    await views.hit("ad:1")
+    await flusher.run_once()
+    await flusher._sweep()
+    assert await valkey_store.totals(keys) == [2], "it was hit since it was found"
+    await flusher._sweep()
+    assert await valkey_store.totals(keys) == [None]
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ TABLES = (
     "views_day",
     "views_history",
     "views_tombstone",
+    "views_correction",
 )
 
 
@@ -334,16 +335,31 @@ class ViewsMachine(RuleBasedStateMachine):
         if is_flushed_first:
             self.flush(1)
 
-    @rule(lost=HITS, late=HITS, is_flushed=st.booleans())
-    def put_back_an_older_valkey(self, lost, late, is_flushed):
-        """It loses the hits since the copy, unless PostgreSQL had counted them."""
+    @rule(
+        lost=HITS,
+        late=HITS,
+        is_flushed=st.booleans(),
+        entity=IDS,
+        correction=st.sampled_from(["none", "move", "deletion"]),
+    )
+    def put_back_an_older_valkey(self, lost, late, is_flushed, entity, correction):
+        """It loses the hits since the copy, unless PostgreSQL had counted them.
+
+        A deletion or a move between classes is repeated.
+        """
         self.run(self.keys.take())
         before = self.counts.pending.copy(), self.counts.events.copy()
         self.hit(lost, 0)
         if is_flushed:
             self.flush(0)
+        if correction == "move":
+            self.move_to_bots(entity)
+        if correction == "deletion":
+            self.delete(entity, [])
         self.run(self.keys.put_back())
         self.counts.pending, self.counts.events = before
+        if correction == "deletion":
+            self.counts.delete(entity)
         if is_flushed:
             self.counts.pending = Counter()
         self.run(self.views[1].hits(late))

@@ -53,7 +53,7 @@ class ViewsTables:
         self.shards, self.leases = model.table(), model.table()
         self.flushers, self.totals = model.table(), model.table()
         self.hours, self.tombstones = model.table(), model.table()
-        self.uniques = model.table()
+        self.uniques, self.corrections = model.table(), model.table()
         for query, statement in (
             (SQL.ensure_shards, self._ensure_shards),
             (SQL.shards, self._all_shards),
@@ -68,6 +68,8 @@ class ViewsTables:
             (SQL.totals, self._totals),
             (SQL.delete, self._delete),
             (SQL.reclassify, self._reclassify),
+            (SQL.corrections, self._corrections_after),
+            (SQL.drop_corrections, self._drop_corrections),
             (SQL.differences, self._differences),
             (SQL.ensure_months, self._nothing),
             (SQL.roll_up, self._no_step),
@@ -208,8 +210,40 @@ class ViewsTables:
 
     # Corrections
 
-    def _delete(self, id: str, shard: int, kept_s: float) -> list[Row]:  # noqa: A002 - of the query
+    def _note_correction(self, entity: str, shard: int, shards: int) -> int:
+        self._ensure_shards(shards)
         self.shards.lock(shard)
+        row: Any = self.shards.get(shard)
+        number: int = row.corrections + 1
+        self.shards.put(shard, replace(row, corrections=number))
+        self.corrections.put((shard, number), (entity, self._model.now()))
+        return number
+
+    def _corrections_after(self, shard: int, after: int, rows_max: int) -> list[Row]:
+        now, rows = self._model.now(), []
+        for (own, number), (entity, _) in sorted(self.corrections.items()):
+            if own == shard and number > after:
+                stone = self.tombstones.get(entity)
+                is_deleted = stone is not None and stone.until_at > now
+                rows.append({"number": number, "id": entity, "is_deleted": is_deleted})
+        return rows[:rows_max]
+
+    def _drop_corrections(self, kept_s: float, rows_max: int) -> int:
+        before = self._model.now() - timedelta(seconds=kept_s)
+        rows = sorted(self.corrections.items())
+        old = [key for key, (_, at) in rows if at < before][:rows_max]
+        for key in old:
+            self.corrections.pop(key)
+        return len(old)
+
+    def _delete(
+        self,
+        id: str,  # noqa: A002 - of the query
+        shard: int,
+        shards: int,
+        kept_s: float,
+    ) -> list[Row]:
+        corrections = self._note_correction(id, shard, shards)
         until_at = self._model.now() + timedelta(seconds=kept_s)
         stone = self.tombstones.get(id) or TombstoneRow(until_at)
         self.tombstones.put(id, replace(stone, until_at=until_at))
@@ -217,22 +251,19 @@ class ViewsTables:
         for table in (self.totals, self.hours, self.uniques):
             for key in [key for key, _ in table.items() if key[0] == id]:
                 table.pop(key)
-        return [{"total": total, "until_at": until_at}]
+        return [{"total": total, "until_at": until_at, "corrections": corrections}]
 
     def _reclassify(  # noqa: PLR0917 - of the query
         self,
         id: str,  # noqa: A002 - of the query
         shard: int,
+        shards: int,
         from_at: datetime,
         to_at: datetime,
         source: int,
         target: int,
     ) -> list[Row]:
-        self.shards.lock(shard)
-        row = self.shards.get(shard)
-        assert row is not None, "shards are created before"
-        row = replace(row, corrections=row.corrections + 1)
-        self.shards.put(shard, row)
+        corrections = self._note_correction(id, shard, shards)
         moved = 0
         for (entity, hour, kind), count in list(self.hours.items()):
             if entity == id and kind % 4 == source and from_at <= hour < to_at:
@@ -240,7 +271,7 @@ class ViewsTables:
                 self.totals.put((id, kind), (self.totals.get((id, kind)) or 0) - count)
                 self._add(id, kind + target - source, hour, count)
                 moved += count if kind < 4 else 0
-        return [{"views": moved, "corrections": row.corrections}]
+        return [{"views": moved, "corrections": corrections}]
 
     # Viewers, history
 

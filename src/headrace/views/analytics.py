@@ -20,6 +20,7 @@ from headrace.views.errors import InvalidSpan
 from headrace.views.model import (
     TOMBSTONE_S,
     TOP_MAX,
+    Correction,
     DayViewers,
     Deleted,
     Mark,
@@ -273,14 +274,16 @@ class Corrections:
         """Delete an entity's counts, and drop its hits for 30 days from now.
 
         The returned total is PostgreSQL's; hits not flushed yet are deleted too. On ValkeyDown
-        PostgreSQL has deleted the entity but Valkey has not: delete again. Raises: InvalidHit,
+        PostgreSQL has deleted the entity, and a flusher deletes it in Valkey. Raises: InvalidHit,
         PostgresDown, ValkeyDown.
         """
         require_ids([entity])
         await self._shards.ready()
         shard = shard_of(entity, self._shards.count)
-        deleted = await store.delete(self._postgres, entity, shard, kept_s=TOMBSTONE_S)
-        await self._valkey.mark_deleted(shard, [entity])
+        deleted, number = await store.delete(
+            self._postgres, entity, shard, shards=self._shards.count, kept_s=TOMBSTONE_S
+        )
+        await self._valkey.correct(shard, [Correction(number, entity, is_deleted=True)])
         return deleted
 
     async def mark(
@@ -356,8 +359,10 @@ class Corrections:
         """Move the views; the handler of the job. A repetition moves nothing more."""
         await self._shards.ready()
         shard = shard_of(request.id, self._shards.count)
-        _, corrections = await store.reclassify(self._postgres, request, shard)
-        await self._valkey.correct(shard, request.id, corrections=corrections)
+        _, number = await store.reclassify(
+            self._postgres, request, shard, shards=self._shards.count
+        )
+        await self._valkey.correct(shard, [Correction(number, request.id, is_deleted=False)])
 
 
 def span_of(

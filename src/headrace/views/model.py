@@ -188,6 +188,14 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     until_at: datetime
 
 
+class Correction(msgspec.Struct, frozen=True):
+    """A deletion, or a move between classes, with its number in the shard."""
+
+    number: int
+    id: str
+    is_deleted: bool
+
+
 class Reclassify(msgspec.Struct, frozen=True, kw_only=True):
     """Payload of the job that moves views of whole hours between classes."""
 

@@ -21,6 +21,7 @@ from headrace.views.model import (
     MARKS_MAX,
     NUMBER,
     START,
+    Correction,
     Count,
     Deleted,
     Difference,
@@ -339,19 +340,25 @@ async def counted(runner: Runner) -> tuple[int, int]:
     return row["entities"], row["views"]
 
 
-async def delete(runner: Runner, entity: str, shard: int, *, kept_s: float) -> Deleted:
-    """Delete an entity and leave a tombstone for `kept_s`."""
-    row = await runner.one(SQL.delete, id=entity, shard=shard, kept_s=kept_s)
+async def delete(
+    runner: Runner, entity: str, shard: int, *, shards: int, kept_s: float
+) -> tuple[Deleted, int]:
+    """Delete an entity and leave a tombstone for `kept_s`. Return the correction's number too."""
+    row = await runner.one(SQL.delete, id=entity, shard=shard, shards=shards, kept_s=kept_s)
     assert row is not None
-    return Deleted(id=entity, total=row["total"], until_at=row["until_at"])
+    deleted = Deleted(id=entity, total=row["total"], until_at=row["until_at"])
+    return deleted, row["corrections"]
 
 
-async def reclassify(runner: Runner, request: Reclassify, shard: int) -> tuple[int, int]:
-    """Move views between classes. Return how many moved, and the shard's new corrections."""
+async def reclassify(
+    runner: Runner, request: Reclassify, shard: int, *, shards: int
+) -> tuple[int, int]:
+    """Move views between classes. Return how many moved, and the correction's number."""
     row = await runner.one(
         SQL.reclassify,
         id=request.id,
         shard=shard,
+        shards=shards,
         from_at=request.from_at,
         to_at=request.to_at,
         source=NUMBER[request.source],
@@ -359,6 +366,17 @@ async def reclassify(runner: Runner, request: Reclassify, shard: int) -> tuple[i
     )
     assert row is not None
     return row["views"], row["corrections"]
+
+
+async def corrections(runner: Runner, shard: int, *, after: int, rows_max: int) -> list[Correction]:
+    """Deletions and moves of a shard after a number, in order."""
+    rows = await runner.all(SQL.corrections, shard=shard, after=after, rows_max=rows_max)
+    return [Correction(**dict(row)) for row in rows]
+
+
+async def drop_corrections(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Delete some numbers of old deletions and moves. Return how many."""
+    return await runner.run(SQL.drop_corrections, kept_s=kept_s, rows_max=rows_max)
 
 
 def _points(rows: list[Row]) -> list[SeriesPoint]:

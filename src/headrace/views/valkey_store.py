@@ -27,7 +27,7 @@ from headrace.engines.multiplex import Keys, Multiplexer, ValkeyPartlyDown, scan
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.valkey import Valkey
 from headrace.kernel.errors import Unavailable
-from headrace.views.model import TOMBSTONE_S
+from headrace.views.model import TOMBSTONE_S, Correction
 from headrace.views.settings import SHARDS_MAX
 
 REST_S: Final = 2.0
@@ -214,20 +214,26 @@ class ValkeyStore:
         arguments = [TOMBSTONE_S, *entities]
         await self._call("headrace_views_mark_deleted_v1", shard, arguments, keys="q")
 
-    async def correct(self, shard: int, entity: str, *, corrections: int) -> None:
-        """Drop the cached total of an entity, and refuse snapshots before `corrections`."""
-        await self._call("headrace_views_correct_v1", shard, [corrections, entity])
+    async def correct(self, shard: int, corrections: Sequence[Correction]) -> None:
+        """Apply successive corrections: drop cached totals, mark deleted entities.
 
-    async def corrections(self, shard: int) -> int:
-        """The recorded number of corrections of a shard."""
-        found = await self._connection.command("HGET", self._key(shard, "m"), "corrections")
-        return int(found or 0)
+        Snapshots before the last one are refused from here on.
+        """
+        arguments: list[Any] = [corrections[0].number - 1, corrections[-1].number, TOMBSTONE_S]
+        for each in corrections:
+            arguments += (each.id, int(each.is_deleted))
+        await self._call("headrace_views_correct_v1", shard, arguments)
 
-    async def revert_corrections(self, shard: int, *, found: int, stored: int) -> bool:
-        """Replace `found` by PostgreSQL's number. Return whether it was still `found`."""
-        return bool(
-            await self._call("headrace_views_revert_corrections_v1", shard, [found, stored])
+    async def corrections(self, shard: int) -> tuple[int, int]:
+        """The highest number of a correction, and the number up to which all are applied."""
+        found = await self._connection.command(
+            "HMGET", self._key(shard, "m"), "corrections", "applied"
         )
+        return int(found[0] or 0), int(found[1] or 0)
+
+    async def reset_corrections(self, shard: int, *, found: int, stored: int) -> None:
+        """Replace the highest number by PostgreSQL's if it is still `found`: all are applied."""
+        await self._call("headrace_views_reset_corrections_v1", shard, [found, stored])
 
     async def uniques(
         self, shard: int, written: Sequence[str], *, rows_max: int

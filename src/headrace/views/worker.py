@@ -43,8 +43,11 @@ UNIQUES_EVERY_S: Final = 30.0
 UNIQUES_PER_STEP: Final = 250
 """Each with a sketch of up to 12 KiB."""
 TOMBSTONES_EVERY_S: Final = 3_600.0
-VIEWERS_DROPPED_MAX: Final = 20_000
-"""Rows per statement; the next flush continues."""
+ROWS_DROPPED_MAX: Final = 20_000
+"""Rows of viewers or corrections per statement; the next flush continues."""
+CORRECTIONS_PER_STEP: Final = 500
+CORRECTIONS_KEPT_S: Final = 86_400.0
+"""Valkey that is restored from an older copy gets all its totals from PostgreSQL again."""
 HISTORY_EVERY_S: Final = 3_600.0
 ROLL_UP_EVERY_S: Final = 1.0
 ROLL_UP_IDS: Final = 2_000
@@ -80,13 +83,11 @@ class Flusher:
         self._shards: dict[int, ShardFlush] = {}
         self._unreachable: dict[int, float] = {}
         """Own shards with an unreachable primary of a cluster, and since when."""
-        self._corrections: dict[int, int] = {}
-        """Moves between classes by shard, as PostgreSQL had them at the last renewal."""
         self._leased_s = float("-inf")
         self._cursor = b"0"
-        self._history_at_s = self._changes_at_s = float("-inf")
         self._idle: list[IdleTotals] = []
         """Unused totals to delete once the hits before are flushed."""
+        self._history_at_s = self._changes_at_s = float("-inf")
         self._swept_s = self._uniques_s = self._tombstones_s = self._caught_up_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -170,20 +171,29 @@ class Flusher:
                     trim_after_s=self._config.trim_after_s,
                 )
                 _log.info("views_shard_taken", shard=state.shard, through=state.through)
-            # Valkey is updated after the commit: a higher number there means a lost commit. If it
-            # lacks a move of the last renewal, it lost writes, and cached totals are of before.
-            found = corrections[state.shard] or 0
-            if not self._corrections.get(state.shard, 0) <= found <= state.corrections:
-                await self._if_reachable(state.shard, self._revert_corrections(state, found))
-            self._corrections[state.shard] = state.corrections
+            highest, applied = corrections[state.shard] or (0, 0)
+            await self._if_reachable(state.shard, self._correct(state, highest, applied))
 
-    async def _revert_corrections(self, state: store.Shard, found: int) -> None:
-        """Drop cached totals after an engine lost a move between classes."""
-        if await self._valkey.revert_corrections(
-            state.shard, found=found, stored=state.corrections
-        ):
-            dropped = await self._valkey.drop_totals([state.shard])
-            _log.warning("views_move_lost", shard=state.shard, totals_dropped=dropped)
+    async def _correct(self, state: store.Shard, highest: int, applied: int) -> None:
+        """Apply deletions and moves that Valkey did not receive, or lost.
+
+        Valkey is updated after the commit, and was read before `state`. So a higher number there
+        means that PostgreSQL lost commits: then all cached totals are dropped.
+        """
+        shard = state.shard
+        while applied < state.corrections >= highest:
+            found = await store.corrections(
+                self._postgres, shard, after=applied, rows_max=CORRECTIONS_PER_STEP
+            )
+            if not found or found[-1].number != applied + len(found):
+                break
+            await self._valkey.correct(shard, found)
+            applied = found[-1].number
+            _log.info("views_corrections_repeated", shard=shard, count=len(found))
+        if applied < state.corrections or highest > state.corrections:
+            dropped = await self._valkey.drop_totals([shard])
+            await self._valkey.reset_corrections(shard, found=highest, stored=state.corrections)
+            _log.warning("views_corrections_lost", shard=shard, totals_dropped=dropped)
 
     async def _if_reachable(self, shard: int, step: Awaitable[Answer]) -> Answer | None:
         """The result of `step`; None if the shard's primary is down but other primaries answer.
@@ -271,7 +281,8 @@ class Flusher:
             await self.write_uniques()
         if now_s - self._tombstones_s >= TOMBSTONES_EVERY_S:
             await store.drop_tombstones(self._postgres)
-            if await self.drop_old_viewers() < VIEWERS_DROPPED_MAX:
+            dropped = [await self.drop_old_viewers(), await self.drop_old_corrections()]
+            if max(dropped) < ROWS_DROPPED_MAX:
                 self._tombstones_s = now_s
 
     async def _sweep(self) -> None:
@@ -327,7 +338,13 @@ class Flusher:
     async def drop_old_viewers(self) -> int:
         """Delete some viewer counts older than `views.viewers_kept`. Return their number."""
         before = (datetime.now(UTC) - timedelta(seconds=self._config.viewers_kept_s)).date()
-        return await store.drop_uniques(self._postgres, before=before, rows_max=VIEWERS_DROPPED_MAX)
+        return await store.drop_uniques(self._postgres, before=before, rows_max=ROWS_DROPPED_MAX)
+
+    async def drop_old_corrections(self) -> int:
+        """Delete some numbers of deletions and moves of over a day ago. Return how many."""
+        return await store.drop_corrections(
+            self._postgres, kept_s=CORRECTIONS_KEPT_S, rows_max=ROWS_DROPPED_MAX
+        )
 
     async def write_uniques(self) -> int:
         """Store the viewer counts that changed. Return their number."""

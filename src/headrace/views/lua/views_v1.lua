@@ -3,8 +3,10 @@
 -- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`.
 -- All keys of a shard share this prefix and therefore one hash slot:
 --   q          stream; one entry per call, with the hits in field `v`, separated by commas
---   m          hash: `through` (recorded flush offset), `corrections` (number of moves between
---              classes), `shards` (number of shards), `noted_from` and `older_to` (see below)
+--   m          hash: `through` (recorded flush offset), `corrections` (highest known number of a
+--              correction: a deletion or a move between classes), `applied` (all corrections up to
+--              this number are applied here), `shards` (number of shards), `noted_from` and
+--              `older_to` (see below)
 --   c:<id>     total of an entity plus one, so that a key created by INCRBY differs from a total of
 --              0; the text `x`: the entity is deleted
 --   p, po      hashes: notes of the pending views of entities without a cached total
@@ -507,6 +509,7 @@ local function init(keys, args)
   local stream, mark, through = keys[1], keys[2], args[1]
   redis.call('HSET', mark, 'through', through, 'shards', args[3])
   redis.call('HSETNX', mark, 'noted_from', last_of(stream))
+  redis.call('HSETNX', mark, 'applied', args[2])
   note_corrections(mark, args[2])
   if redis.call('XRANGE', stream, through, through)[1] then
     return 'ok'
@@ -575,41 +578,54 @@ local function flushed(keys, args)
   return 0
 end
 
--- headrace_views_mark_deleted_v1: stop counting deleted entities and drop their viewers.
+-- Stop counting a deleted entity for some seconds, and drop its viewers.
+local function mark_one_deleted(base, id, seconds)
+  local today = math.floor(redis.call('TIME')[1] / 86400)
+  if is_cached(base, id) then
+    drop_total(base, id)
+  end
+  redis.call('SET', base .. 'c:' .. id, 'x', 'EX', seconds)
+  for day = today - 4, today + 1 do
+    redis.call('DEL', base .. 'u:' .. day .. ':' .. id)
+  end
+end
+
+-- headrace_views_mark_deleted_v1: stop counting deleted entities whose mark is missing.
 -- ARGV: seconds, ids.
 local function mark_deleted(keys, args)
-  local base, today = base_of(keys[1]), math.floor(redis.call('TIME')[1] / 86400)
   for i = 2, #args do
-    if is_cached(base, args[i]) then
-      drop_total(base, args[i])
-    end
-    redis.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
-    for day = today - 4, today + 1 do
-      redis.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
-    end
+    mark_one_deleted(base_of(keys[1]), args[i], args[1])
   end
   return #args - 1
 end
 
--- headrace_views_correct_v1: drop the cached total of an entity after a move between classes.
--- KEYS[2]: m. ARGV: the shard's new number of corrections, id.
+-- headrace_views_correct_v1: apply successive deletions and moves between classes.
+-- KEYS[2]: m. ARGV: number of the correction before the first; number of the last; seconds; then
+-- id and 1 (deleted) or 0 (moved), alternating.
 local function correct(keys, args)
-  note_corrections(keys[2], args[1])
-  if is_cached(base_of(keys[1]), args[2]) then
-    drop_total(base_of(keys[1]), args[2])
+  local base, mark = base_of(keys[1]), keys[2]
+  note_corrections(mark, args[2])
+  for i = 4, #args, 2 do
+    if args[i + 1] == '1' then
+      mark_one_deleted(base, args[i], args[3])
+    elseif is_cached(base, args[i]) then
+      drop_total(base, args[i])
+    end
+  end
+  local applied = tonumber(redis.call('HGET', mark, 'applied') or '0')
+  if tonumber(args[1]) <= applied and applied < tonumber(args[2]) then
+    redis.call('HSET', mark, 'applied', args[2])
   end
   return 1
 end
 
--- headrace_views_revert_corrections_v1: lower the number after PostgreSQL lost a move in a
--- failover.
--- KEYS[2]: m. ARGV: the number found here, the number in PostgreSQL.
--- Reply: 1 if the number here was still the one found, else 0.
-local function revert_corrections(keys, args)
-  if redis.call('HGET', keys[2], 'corrections') ~= args[1] then
-    return 0
+-- headrace_views_reset_corrections_v1: take PostgreSQL's number of corrections after all cached
+-- totals were dropped.
+-- KEYS[2]: m. ARGV: the highest number found here; the number in PostgreSQL.
+local function reset_corrections(keys, args)
+  if (redis.call('HGET', keys[2], 'corrections') or '0') == args[1] then
+    redis.call('HSET', keys[2], 'corrections', args[2], 'applied', args[2])
   end
-  redis.call('HSET', keys[2], 'corrections', args[2])
   return 1
 end
 
@@ -697,7 +713,7 @@ register('headrace_views_lag_v1', lag, 'no-writes')
 register('headrace_views_flushed_v1', flushed, 'allow-oom')
 register('headrace_views_mark_deleted_v1', mark_deleted, 'allow-oom')
 register('headrace_views_correct_v1', correct, 'allow-oom')
-register('headrace_views_revert_corrections_v1', revert_corrections, 'allow-oom')
+register('headrace_views_reset_corrections_v1', reset_corrections, 'allow-oom')
 register('headrace_views_idle_v1', idle, 'no-writes')
 register('headrace_views_sweep_v1', sweep, 'allow-oom')
 register('headrace_views_drop_v1', drop, 'allow-oom')

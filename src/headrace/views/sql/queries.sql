@@ -158,12 +158,27 @@ FROM headrace.views_total WHERE class < 4;
 
 -- name: delete
 -- Delete an entity and leave a tombstone.
-SELECT total, until_at FROM headrace.delete_views_v1(:id::text, :shard::integer, :kept_s);
+SELECT total, until_at, corrections FROM headrace.delete_views_v1(
+    :id::text, :shard::integer, :shards::integer, :kept_s);
 
 -- name: reclassify
 -- Move views of an entity between classes.
 SELECT views, corrections FROM headrace.reclassify_views_v1(
-    :id::text, :shard::integer, :from_at, :to_at, :source::smallint, :target::smallint);
+    :id::text, :shard::integer, :shards::integer, :from_at, :to_at,
+    :source::smallint, :target::smallint);
+
+-- name: corrections
+-- Deletions and moves of a shard after a number, in order.
+SELECT c.number, c.id, t.id IS NOT NULL AS is_deleted
+FROM headrace.views_correction c
+LEFT JOIN headrace.views_tombstone t ON t.id = c.id AND t.until_at > now()
+WHERE c.shard = :shard AND c.number > :after ORDER BY c.number LIMIT :rows_max;
+
+-- name: drop_corrections
+-- Delete some old numbers of deletions and moves.
+DELETE FROM headrace.views_correction WHERE (shard, number) IN (
+    SELECT shard, number FROM headrace.views_correction
+    WHERE at < now() - :kept_s * interval '1 second' ORDER BY shard, number LIMIT :rows_max);
 
 -- name: keep_changes
 -- Turn the changes on or off, and drop old ones.

@@ -1,8 +1,8 @@
 -- Views: totals and hours per entity, the flush offset of each shard, and the flusher that owns it.
 
 -- `through`: id of the last stream entry counted here. It moves in the transaction that counts.
--- Every change of a shard's counts locks this row. `corrections` counts moves between classes,
--- `changes` the rows of views_change.
+-- Every change of a shard's counts locks this row. `corrections` counts deletions and moves between
+-- classes, `changes` the rows of views_change.
 CREATE TABLE headrace.views_shard (
     shard integer PRIMARY KEY,
     through text NOT NULL DEFAULT '0-1',
@@ -63,6 +63,16 @@ CREATE TABLE headrace.views_tombstone (
     id text COLLATE "C" PRIMARY KEY,
     until_at timestamptz NOT NULL,
     dropped bigint NOT NULL DEFAULT 0
+);
+
+-- Deletions and moves between classes. Valkey is changed after the commit: a flusher repeats there
+-- what it did not receive, or lost.
+CREATE TABLE headrace.views_correction (
+    shard integer,
+    number bigint,
+    id text COLLATE "C" NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (shard, number)
 );
 
 -- Create the shards if there are none. Return how many exist.
@@ -202,14 +212,29 @@ BEGIN
     RETURN v_dead;
 END $$;
 
--- Delete an entity and leave a tombstone. Return its human total. The lock excludes a flush.
+-- Number a deletion or move. Shards that PostgreSQL lost are created again. Until the commit the
+-- lock of the shard's row excludes a flush.
+CREATE FUNCTION headrace.note_view_correction_v1(p_id text, p_shard integer, p_shards integer)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_number bigint;
+BEGIN
+    PERFORM headrace.ensure_view_shards_v1(p_shards);
+    UPDATE headrace.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
+    RETURNING s.corrections INTO STRICT v_number;
+    INSERT INTO headrace.views_correction (shard, number, id) VALUES (p_shard, v_number, p_id);
+    RETURN v_number;
+END $$;
+
+-- Delete an entity and leave a tombstone.
+-- Return its human total, and the shard's new number of corrections.
 CREATE FUNCTION headrace.delete_views_v1(
-    p_id text, p_shard integer, p_kept_s double precision,
-    OUT total bigint, OUT until_at timestamptz
+    p_id text, p_shard integer, p_shards integer, p_kept_s double precision,
+    OUT total bigint, OUT until_at timestamptz, OUT corrections bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM FROM headrace.views_shard s WHERE s.shard = p_shard FOR UPDATE;
+    corrections := headrace.note_view_correction_v1(p_id, p_shard, p_shards);
     INSERT INTO headrace.views_tombstone AS t (id, until_at)
     VALUES (p_id, now() + p_kept_s * interval '1 second')
     ON CONFLICT (id) DO UPDATE SET until_at = excluded.until_at
@@ -229,7 +254,7 @@ END $$;
 -- Move an entity's views of whole hours between classes.
 -- Return how many moved, and the shard's new number of corrections.
 CREATE FUNCTION headrace.reclassify_views_v1(
-    p_id text, p_shard integer, p_from timestamptz, p_to timestamptz,
+    p_id text, p_shard integer, p_shards integer, p_from timestamptz, p_to timestamptz,
     p_source smallint, p_target smallint,
     OUT views bigint, OUT corrections bigint
 ) LANGUAGE plpgsql AS $$
@@ -240,8 +265,7 @@ DECLARE
     v_hours timestamptz[];
     v_views bigint[];
 BEGIN
-    UPDATE headrace.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
-    RETURNING s.corrections INTO corrections;
+    corrections := headrace.note_view_correction_v1(p_id, p_shard, p_shards);
     WITH moved AS (
         DELETE FROM headrace.views_hour h
         WHERE h.id = p_id AND h.class % 4 = p_source AND h.hour >= p_from AND h.hour < p_to
