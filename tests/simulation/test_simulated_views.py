@@ -27,10 +27,13 @@ few = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 HOUR = 490_000
+A_DAY_S = 86_400.0
+"""Longer than any pause between two calls on the real engine, whose clock is not simulated."""
 EMPTY = compile_query(
     "empty",
     "-- Empty all tables.\nTRUNCATE headrace.views_shard, headrace.views_lease,"
-    " headrace.views_flusher, headrace.views_total, headrace.views_hour, headrace.views_tombstone,"
+    " headrace.views_correction, headrace.views_flusher, headrace.views_total,"
+    " headrace.views_hour, headrace.views_tombstone,"
     " headrace.feed_post, headrace.feed_follow, headrace.feed_mute_block, headrace.feed_version,"
     " headrace.feed_outbox, headrace.feed_index RESTART IDENTITY CASCADE",
 )
@@ -43,8 +46,12 @@ counts = st.builds(
     st.integers(1, 9),
     st.just(""),
 )
+# A flush has one count per entity, class and hour.
+batches = st.lists(counts, max_size=4, unique_by=lambda one: (one.id, one.traffic, one.hour))
 VIEWS_CALLS = st.one_of(
-    st.tuples(st.just("flush"), st.integers(0, 1), st.integers(0, 1), st.lists(counts, max_size=4)),
+    st.tuples(st.just("flush"), st.integers(0, 1), st.integers(0, 1), batches),
+    st.tuples(st.just("corrections"), st.integers(0, 3), st.integers(1, 3)),
+    st.tuples(st.just("drop_corrections"), st.integers(0, 3)),
     st.tuples(st.just("lease"), st.sampled_from(["f1", "f2"])),
     st.tuples(st.just("leave"), st.sampled_from(["f1", "f2"])),
     st.tuples(st.just("fill"), st.lists(entities, unique=True)),
@@ -75,7 +82,7 @@ class ViewsCalls:
             self._ends[shard] += dead is not None
             return sorted(dead) if dead is not None else None
         if verb == "lease":
-            return sorted(await views_store.lease_shards(runner, rest[0], lease_s=9), key=str)
+            return sorted(await views_store.lease_shards(runner, rest[0], lease_s=A_DAY_S), key=str)
         if verb == "leave":
             return await views_store.leave_shards(runner, rest[0])
         if verb == "fill":
@@ -84,7 +91,12 @@ class ViewsCalls:
         if verb == "totals":
             return await views_store.totals(runner, rest[0])
         if verb == "delete":
-            return (await views_store.delete(runner, rest[0], 0, kept_s=99)).total
+            deleted, number = await views_store.delete(runner, rest[0], 0, shards=2, kept_s=A_DAY_S)
+            return deleted.total, number
+        if verb == "corrections":
+            return await views_store.corrections(runner, 0, after=rest[0], rows_max=rest[1])
+        if verb == "drop_corrections":
+            return await views_store.drop_corrections(runner, kept_s=0, rows_max=rest[0])
         if verb == "move":
             source, target = (Traffic.HUMAN, Traffic.BOT)[:: 1 if rest[1] else -1]
             from_at = datetime.fromtimestamp(rest[2] * 3600, UTC)
@@ -95,7 +107,7 @@ class ViewsCalls:
                 source=source,
                 target=target,
             )
-            return await views_store.reclassify(runner, request, 0)
+            return await views_store.reclassify(runner, request, 0, shards=2)
         shards = await views_store.all_shards(runner)
         return shards, await views_store.differences(runner, rows_max=9)
 
