@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from verification.simulation.world import World
 
 SCENARIOS: Final = {
+    "fetch": "verification.simulation.fetch:FetchScenario",
     "feed": "verification.simulation.feed:FeedScenario",
     "jobs": "verification.simulation.jobs:JobsScenario",
     "media": "verification.simulation.media:MediaScenario",

@@ -20,6 +20,8 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 CALLBACKS_PER_INSTANT_MAX: Final = 1_000_000
 """More callbacks without any time between them are an endless loop."""
+RESOLUTION_S: Final = 1e-9
+"""Of the clock: a shorter delay would be lost in the rounding of the virtual time."""
 
 
 class Process:
@@ -93,7 +95,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's."""
+        """As asyncio's; time moves by any delay, however small."""
+        if delay > 0:
+            delay = max(delay, RESOLUTION_S)
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]  # the stubs' variadic generics

@@ -242,6 +242,19 @@ class PostgresModel:
             session.locked.append((None, key))
         return True
 
+    def lock_session(self, key: Hashable) -> bool:
+        """Take an advisory lock until the session ends; False if another session holds it."""
+        session = self.session
+        assert session is not None, "only statements take locks"
+        return self._advisory.setdefault(("session", key), session) is session
+
+    def unlock_session(self, key: Hashable) -> bool:
+        """Release a lock of `lock_session`. Return whether this session held it."""
+        if self._advisory.get(("session", key)) is not self.session:
+            return False
+        del self._advisory["session", key]
+        return True
+
     def limit_idle(self, idle_max_s: float) -> None:
         """Set idle_in_transaction_session_timeout until the transaction ends."""
         session = self.session
@@ -265,6 +278,10 @@ class PostgresModel:
 
     # What sessions call
 
+    def query_of(self, text: str) -> Query:
+        """The registered query with this text."""
+        return next(query for query in self._queries if query.text == text)
+
     def open_session(self) -> Session:
         """A session of the current process."""
         session = Session(CURRENT.get())
@@ -277,6 +294,8 @@ class PostgresModel:
             session.has_ended = True
             self.session_helds.discard(session)
             self.rollback(session)
+            for key in [key for key, one in self._advisory.items() if one is session]:
+                del self._advisory[key]
 
     def execute(self, session: Session, query: Query, parameters: dict[str, Any]) -> Any:
         """Run a statement; without an open transaction it commits. Raises: Waits."""

@@ -164,14 +164,14 @@ class SimulatedTx(_InSession, Tx):
 
 
 class SimulatedConnection:
-    """A connection of its own, for LISTEN."""
+    """A connection of its own, for LISTEN and for locks of a session."""
 
     def __init__(self, model: PostgresModel) -> None:
         self.process = CURRENT.get()
         self._model = model
+        self._in_session = _InSession(model, model.open_session(), model.epoch)
         self._channels: dict[str, list[Callable[..., Any]]] = {}
         self._on_end: list[Callable[..., Any]] = []
-        self._is_open = True
         model.add_listener(self)
 
     def add_termination_listener(self, note: Callable[..., Any]) -> None:
@@ -183,9 +183,23 @@ class SimulatedConnection:
         await asyncio.sleep(0)
         self._channels.setdefault(channel, []).append(note)
 
+    async def fetchval(self, text: str, *arguments: Any, timeout: float | None) -> Any:
+        """As asyncpg's, for statements whose parameters are sent as they are."""
+        query = self._model.query_of(text)
+        parameters = dict(zip(query.parameters, arguments, strict=True))
+        return await self._in_session.call("fetchval", query, parameters)
+
+    async def execute(self, text: str, *arguments: Any, timeout: float | None) -> Any:
+        """The same for `execute`."""
+        query = self._model.query_of(text)
+        parameters = dict(zip(query.parameters, arguments, strict=True))
+        return await self._in_session.call("execute", query, parameters)
+
     def terminate(self) -> None:
-        """As asyncpg's."""
-        self._is_open = False
+        """As asyncpg's; the server detects it at once."""
+        session = self._in_session.session_held
+        assert session is not None, "opened with the connection"
+        self._model.close_session(session)
         self._model.remove_listener(self)
 
     async def close(self, **_options: Any) -> None:

@@ -162,6 +162,10 @@ class JobsChecks:
 
     # The end
 
+    def seen(self) -> list[Finding]:
+        """What `look` and runs of handlers found."""
+        return list(self._found)
+
     def findings(self) -> list[Finding]:
         """All broken promises."""
         history, tables = self._world.recorder.history, self._tables
