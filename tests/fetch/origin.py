@@ -67,6 +67,10 @@ class Origin:
         self._server = await asyncio.start_server(self._serve, first, 0)
         self._others = [await asyncio.start_server(self._serve, a, self.port) for a in others]
 
+    async def listen(self, address: str) -> None:
+        """Listen on the same port of another address too: another host for its clients."""
+        self._others.append(await asyncio.start_server(self._serve, address, self.port))
+
     @property
     def port(self) -> int:
         assert self._server

@@ -47,8 +47,9 @@ def note(
             requests=1,
             took_s=options.get("took_s", 0.5),
             needed_s=needed_s,
-            pause_s=options.get("pause_s", 0.0),
         )
+        if "pause_s" in options:
+            speeds.pause("shop", host, options["pause_s"])
 
 
 async def weights(shop) -> dict[tuple[str, float], float]:
@@ -114,6 +115,14 @@ async def test_a_pause_is_known_to_all_slots_and_ends(shop, make_speeds, postgre
     assert (await make_speeds().get("shop", "a.example")).pause_s > 50, "the longest counts"
     await age(shop, 61.0)
     assert (await make_speeds().get("shop", "a.example")).pause_s == 0
+
+
+async def test_a_pause_that_is_not_written_yet_survives_a_read(make_speeds):
+    speeds = make_speeds()
+    await speeds.get("shop", "a.example")
+    note(speeds, "a.example", None, outcome="failed:rate_limited", pause_s=60)
+    await speeds._read_one(("shop", "a.example"))
+    assert (await speeds.get("shop", "a.example")).pause_s > 50
 
 
 async def test_slots_that_record_the_same_hosts_at_once_lose_no_count(shop, make_speeds, postgres):

@@ -262,6 +262,32 @@ async def test_a_retry_after_pauses_all_photos_of_the_host(shop, origin):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("first", ["direct", "redirected"])
+async def test_a_retry_after_holds_for_links_and_redirects_to_the_host(shop, origin, first):
+    """The host that sent it is left alone, whichever link leads there."""
+    await shop.fetch.customers.set("shop", starts_max=1000, window_s=1.0, connections=4)
+    await origin.listen("127.0.0.2")
+    other = f"http://127.0.0.2:{origin.port}"
+    for n in range(4):
+        origin.answers[f"/go/{n}"] = [redirect(f"{other}/photo/{n}")]
+    links = [f"{other}/photo/0", f"{other}/photo/1", shop.origin.url("/go/2")]
+    if first == "redirected":
+        links[0] = shop.origin.url("/go/0")
+    refused = Answer(429, headers={"Retry-After": "2"})
+    origin.answers["/photo/0"] = [refused, Answer(200, photo("0"))]
+    await shop.run(f"id,name,photos\na,A,{links[0]}\n", name="first.csv")
+    await wait_true(lambda: origin.times("/photo/0"), what="it is refused")
+    text = "".join(f"{n},Item,{link}\n" for n, link in enumerate(links))
+    run = await shop.run(f"id,name,photos\n{text}", name="second.csv")
+    await shop.wait_done(run, hurries=True)
+    refused_s = origin.times("/photo/0")[0]
+    others = [*origin.times("/photo/1"), *origin.times("/photo/2")]
+    assert len(others) == 2
+    assert min(others) > refused_s + 2 - origin.late_s
+
+
+@pytest.mark.slow
 async def test_a_crawl_delay_is_kept_if_it_is_configured(process, config, shop, origin):
     origin.answers["/robots.txt"] = [Answer(200, b"User-agent: *\nCrawl-delay: 1\n")]
     run = await shop.run(rows(shop, ["/photo/1", "/photo/2", "/photo/3"]))

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urljoin
 
 import pycurl
@@ -43,7 +43,8 @@ from headrace.fetch.guard import (
     forbidden_reason,
     judge_url,
 )
-from headrace.fetch.limits import HUNG_S, HostPool, RateTokens, TokenExpired
+from headrace.fetch.host_stats import host_of
+from headrace.fetch.limits import HUNG_S, HostPaused, HostPool, RateTokens, TokenExpired
 from headrace.fetch.model import PhotoStep
 from headrace.fetch.outcomes import BYTES_RECEIVED
 from headrace.fetch.settings import FetchConfig
@@ -85,6 +86,7 @@ _CODES: Final = {
     pycurl.E_RECV_ERROR: "reset",
 }
 Found = TypeVar("Found")
+PauseOf: TypeAlias = Callable[[str], Awaitable[float]]
 
 
 @dataclass(slots=True)
@@ -143,6 +145,7 @@ class _Attempt:
     used_s: float = 0.0
     posted: tuple[list[str], bytes] | None = None
     """Header lines and body of a POST."""
+    pause_s: PauseOf | None = None
 
     @property
     def left_s(self) -> float:
@@ -220,13 +223,16 @@ class Downloader:
         *,
         bounds: Bounds | None = None,
         tokens: RateTokens | None = None,
+        pause_s: PauseOf | None = None,
     ) -> Download:
         """Download `url`; faults of the host or the URL are outcomes, not exceptions.
 
         Default `bounds`: those of a photo in the longest class. Without `tokens` no lane is used.
-        Raises: TokenExpired, LaneExhausted: no outcome yet, call again later.
+        `pause_s` returns the pause that a host requested; no redirect to it is followed meanwhile.
+        Raises: TokenExpired, LaneExhausted, HostPaused: no outcome yet, call again later.
         """
         attempt = _Attempt(known or Validators(), bounds or self._bounds, tokens or RateTokens())
+        attempt.pause_s = pause_s
         urls = self._resume_points.pop(url, [])
         try:
             target = judge_url(urls[-1] if urls else url, self.policy)
@@ -241,7 +247,7 @@ class Downloader:
             found = Download(failed.outcome, failed.text, retry_after_s=wait_s)
         except TimeoutError:
             found = Download("failed:timeout", f"not completed within {attempt.bounds.time_s:g} s")
-        except (TokenExpired, LaneExhausted):
+        except (TokenExpired, LaneExhausted, HostPaused):
             self._remember(url, attempt)
             raise
         found.hops, found.steps = attempt.hops, attempt.steps
@@ -274,6 +280,10 @@ class Downloader:
         seen = {*attempt.hops, target.url}
         while True:
             attempt.hops.append(target.url)
+            if len(attempt.hops) > 1 and attempt.pause_s is not None:
+                wait_s = await attempt.pause_s(host_of(target.url))
+                if wait_s > 0:
+                    raise HostPaused(wait_s)
             exchange = await self._with_connection(target, attempt)
             if exchange.status not in REDIRECTS:
                 return _finish(exchange, attempt.known)

@@ -258,7 +258,6 @@ class HostStats:
         requests: int,
         took_s: float,
         needed_s: float | None,
-        pause_s: float = 0.0,
     ) -> None:
         """Record a download.
 
@@ -267,7 +266,6 @@ class HostStats:
         measured = self._measured.setdefault((customer, host), Measurements())
         measured.requests += requests
         measured.outcomes[outcome] += 1
-        measured.pause_s = max(measured.pause_s, pause_s)
         known = self._known.get((customer, host))
         if needed_s is not None:
             measured.photos += 1
@@ -275,8 +273,18 @@ class HostStats:
             measured.needed[needed_s] += 1
             if known is not None:
                 _learn(known, needed_s, half_life_s=self._half_life_s)
-        if known is not None and pause_s > 0:
+        self._flush_later()
+
+    def pause(self, customer: str, host: str, pause_s: float) -> None:
+        """Record a pause that the host requested."""
+        measured = self._measured.setdefault((customer, host), Measurements())
+        measured.pause_s = max(measured.pause_s, pause_s)
+        known = self._known.get((customer, host))
+        if known is not None:
             known.paused_until_s = max(known.paused_until_s, time.monotonic() + pause_s)
+        self._flush_later()
+
+    def _flush_later(self) -> None:
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon())
 
@@ -352,7 +360,7 @@ class HostStats:
             key: HostState(
                 now_s,
                 self._weights(states.get(index)),
-                now_s + (states[index]["paused_s"] or 0.0) if index in states else 0.0,
+                max(now_s + _paused_s(states.get(index)), self._paused_until_s(key)),
             )
             for index, key in enumerate(unique)
         }
@@ -362,6 +370,11 @@ class HostStats:
                     _learn(known, needed_s, half_life_s=self._half_life_s)
         return [found[key] for key in keys]
 
+    def _paused_until_s(self, key: tuple[str, str]) -> float:
+        """End of the pause that is known here and may not be written yet."""
+        known = self._known.get(key)
+        return 0.0 if known is None else known.paused_until_s
+
     def _weights(self, state: Any) -> dict[float, float]:
         if state is None:
             return {}
@@ -369,6 +382,10 @@ class HostStats:
             class_s: decayed(weight, age_s=state["age_s"], half_life_s=self._half_life_s, new=0)
             for class_s, weight in zip(state["classes_s"], state["weights"], strict=True)
         }
+
+
+def _paused_s(state: Any) -> float:
+    return 0.0 if state is None else float(state["paused_s"] or 0.0)
 
 
 def _learn(known: HostState, needed_s: float, *, half_life_s: float) -> None:

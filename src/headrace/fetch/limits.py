@@ -276,6 +276,14 @@ class TokenExpired(Exception):
         self.after_s = after_s
 
 
+class HostPaused(Exception):
+    """A redirect leads to a host that requested a pause; requeue the job after `after_s`."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__("the host requested a pause")
+        self.after_s = after_s
+
+
 class TokenDebts:
     """Outstanding tokens of lanes, charged in the background; shared by the photos of a process."""
 

@@ -14,9 +14,9 @@ writes nothing, and a repeated job finds its photo decided.
 A condition that prevents a request is not an outcome: the job returns to the queue of the next
 timeout class, to its own queue after a delay, or to its own queue with its unused rate-limit token.
 A timeout in a class that is not the longest moves the job to the next one and costs no attempt.
-After a Retry-After, all photos of the customer leave the host alone until then. Temporary failures
-are retried with backoff; a link that failed last time gets one attempt. While our own engines are
-down, jobs are snoozed, which costs no attempt.
+After a Retry-After, all photos of the customer leave the host alone until then, also photos that a
+redirect leads there. Temporary failures are retried with backoff; a link that failed last time
+gets one attempt. While our own engines are down, jobs are snoozed, which costs no attempt.
 
 **Storing.** The format is checked and a sample decoded. Bytes are stored durably under their hash
 before any row refers to them. A content that is already recorded is neither decoded nor written
@@ -36,6 +36,7 @@ import random
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -47,7 +48,14 @@ from headrace.fetch.decoding.client import Decoder
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.host_stats import Classes, HostStats, TimeClass, host_of
 from headrace.fetch.images import NotAPhoto, inspect_image
-from headrace.fetch.limits import UNRESPONSIVE_S, HostQuota, RateTokens, TokenDebts, TokenExpired
+from headrace.fetch.limits import (
+    UNRESPONSIVE_S,
+    HostPaused,
+    HostQuota,
+    RateTokens,
+    TokenDebts,
+    TokenExpired,
+)
 from headrace.fetch.model import PHOTO_RETRIES, photo_key
 from headrace.fetch.outcomes import ATTEMPTS, FIRST_BYTE, is_temporary
 from headrace.fetch.robots import Robots
@@ -369,13 +377,13 @@ class PhotoFetcher:
         host = host_of(url)
         known = await self._host_stats.get(customer, host)
         if known.pause_s > 0:
-            return Requeue(after_s=known.pause_s * (1 + random.random() / 10))
+            return _after_pause(known.pause_s)
         start = self._host_stats.first_class(known)
         if start.time_s > here.time_s:
             return Requeue(queue=start.queue)
         connections = self._quota.share(job.queue, is_first=start == here)
         bounds = Bounds(here.time_s, self._photo_max_bytes, connections=connections)
-        found = await self._download(job, url, host, link=link, bounds=bounds)
+        found = await self._download(job, customer, url, link=link, bounds=bounds)
         if isinstance(found, Requeue):
             return found
         _count_attempt(here, found)
@@ -390,14 +398,14 @@ class PhotoFetcher:
         return fetched if following is None else Requeue(queue=following.queue)
 
     async def _download(
-        self, job: JobContext[Any], url: str, host: str, *, link: Any, bounds: Bounds
+        self, job: JobContext[Any], customer: str, url: str, *, link: Any, bounds: Bounds
     ) -> Download | Requeue:
         is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
         tokens = RateTokens(
             job.lane, job.start_before_s, may_return=not is_often_late, debts=self._debts
         )
         try:
-            wait_s = await self._robots.wait_s(url, host, tokens)
+            wait_s = await self._robots.wait_s(url, host_of(url), tokens)
             if wait_s > 0:
                 return Requeue(after_s=wait_s)
             return await self._downloader.download(
@@ -405,11 +413,18 @@ class PhotoFetcher:
                 Validators(link["etag"], link["last_modified"]) if link["sha256"] else Validators(),
                 bounds=bounds,
                 tokens=tokens,
+                pause_s=partial(self._pause_s, customer),
             )
         except TokenExpired as expired:
             return await self._requeue(job, tokens, expired.after_s)
         except LaneExhausted as refused:
             return Requeue(refused.retry_after_s or RATE_LIMITED_S)
+        except HostPaused as paused:
+            return _after_pause(paused.after_s)
+
+    async def _pause_s(self, customer: str, host: str) -> float:
+        """Remaining pause of a host."""
+        return (await self._host_stats.get(customer, host)).pause_s
 
     async def _requeue(self, job: JobContext[Any], tokens: RateTokens, after_s: float) -> Requeue:
         """Requeue a job whose token expired before a request was sent.
@@ -448,14 +463,23 @@ class PhotoFetcher:
             requests=found.requests,
             took_s=found.took_s,
             needed_s=self._classes.needed(found.outcome, found.took_s, here),
-            pause_s=pause_s(fetched),
         )
+        wait_s = pause_s(fetched)
+        if wait_s > 0:
+            # The host that sent it, and the one whose redirects lead there.
+            for paused in dict.fromkeys((host, host_of(found.hops[-1]))):
+                self._host_stats.pause(customer, paused, wait_s)
 
     def _count_late(self, job_id: int) -> None:
         """Count an expired token; after LATE_MAX the job sends late and pays a second token."""
         self._late_count[job_id] = self._late_count.get(job_id, 0) + 1
         if len(self._late_count) > LATE_JOBS_MAX:
             self._late_count.popitem(last=False)
+
+
+def _after_pause(left_s: float) -> Requeue:
+    """Retry after the pause of a host, spread over a tenth of it."""
+    return Requeue(after_s=left_s * (1 + random.random() / 10))
 
 
 def pause_s(fetched: Fetched) -> float:
