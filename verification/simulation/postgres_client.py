@@ -141,7 +141,7 @@ def as_driver(method: str, result: Any) -> Any:
     """The result of a statement in the words of asyncpg."""
     if method == "execute":
         return f"DONE {result if isinstance(result, int) else len(result or ())}"
-    rows = result or []
+    rows = [] if isinstance(result, int) else result or []
     if method == "fetch":
         return rows
     if method == "fetchrow":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.kit.checkers import Finding
@@ -45,6 +45,7 @@ class FetchLedger:
         self.polled: list[tuple[int, str, str, int]] = []
         """Number, customer, item and version of each result that the poller received."""
         tables.photo.on_insert = self._check_bytes
+        tables.on_decide = self._check_fence
         sellers.on_request, sellers.on_response = self._check_request, self._note_response
 
     def note(self, fault: str, subject: Any, text: str) -> None:
@@ -76,6 +77,22 @@ class FetchLedger:
             self.note("no bytes", photo.key, "its row is written, and its bytes are not stored")
         elif hashlib.sha256(stored.data).hexdigest() != photo.sha256:
             self.note("wrong bytes", photo.key, "the stored bytes have another hash")
+
+    def _check_fence(self, photos: Sequence[tuple[int, str, str]], outcomes: Sequence[str]) -> None:
+        """An outcome is written under a lease of its photo's job; a lost one by its item's job."""
+        leases = self._tables.jobs.lease
+        session = self._tables.model.session
+        assert session is not None, "called by a statement"
+        held: set[tuple[Any, ...]] = set()
+        for table, key in session.locked:
+            lease = leases.get(key) if table is leases else None  # type: ignore[arg-type]
+            for job in () if lease is None else lease.open_jobs:
+                payload = json.loads(job.payload)
+                held.add((payload.get("run"), payload.get("item"), payload.get("url")))
+        for photo, outcome in zip(photos, outcomes, strict=True):
+            needed = photo if outcome != "failed:lost" else (*photo[:2], None)
+            if needed not in held:
+                self.note("not fenced", photo[2], f"{outcome} is written without a lease")
 
     # Requests
 

@@ -271,6 +271,8 @@ def known_photos(t: FetchTables, *, hashes: Sequence[str]) -> list[Any]:
 @statement(SQL.decide)
 def decide(t: FetchTables, *, runs: Sequence[int], **given: Sequence[Any]) -> list[Any]:
     """fetch_decide_v1; perceptual hashes are left out, since no photo is decoded."""
+    photos = list(zip(runs, given["items"], given["urls"], strict=True))
+    t.on_decide(photos, given["outcomes"])
     count = len(runs)
     for n in sorted(range(count), key=lambda n: given["hashes"][n] or ""):
         sha256 = given["hashes"][n]

@@ -44,7 +44,7 @@ from verification.simulation.world import World
 AGENTS: Final = ("agent-0", "agent-1")
 SLOTS: Final = 5
 SCHEDULERS: Final = ("scheduler-0", "scheduler-1")
-CUSTOMERS: Final = {"c0": (20, 10.0, 4), "c1": (12, 6.0, 2), "c2": (60, 60.0, 8)}
+CUSTOMERS: Final = {"c0": (6, 10.0, 4), "c1": (4, 6.0, 2), "c2": (30, 60.0, 8)}
 """Requests, their window, and connections."""
 CLASSES: Final = (1.0, 3.0, 8.0)
 LASTS_MAX_S: Final = 60.0
@@ -332,7 +332,10 @@ def _configs(chance: random.Random) -> tuple[FetchConfig, JobsConfig]:
         host_connections=chance.choice((2, 3, 8)),
         item_deadline_s=chance.choice((240.0, 21_600.0)),
     )
+    lease_s = chance.choice((9.0, 30.0))
     jobs = JobsConfig(
+        lease_s=lease_s,
+        heartbeat_s=lease_s / 3,
         poll_s=chance.choice((1.0, 5.0, 20.0)),
         plan_every_s=chance.choice((5.0, 20.0)),
         floats=chance.choice((1, 2)),

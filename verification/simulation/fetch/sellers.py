@@ -17,7 +17,7 @@ from verification.simulation.world import World
 
 ADDRESSES: Final = "93.184.{}.{}"
 RETRY_AFTER_S: Final = (20, 45, 90)
-STRICT: Final = (6, 10.0)
+STRICT: Final = (2, 10.0)
 """Requests of a customer that a strict host serves in a window of seconds."""
 KINDS: Final = (
     *("fast", "fast", "slow", "crawling", "hanging", "dead", "silent", "unknown"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -217,6 +217,9 @@ class FetchTables:
         self.model = model
         self.now = model.now
         self.jobs = jobs
+        self.on_decide: Callable[[Sequence[tuple[int, str, str]], Sequence[str]], None]
+        self.on_decide = lambda _photos, _outcomes: None
+        """Called with the photos of each `decide` and their outcomes."""
         self.customer: Table[str, Customer] = Table(model)
         self.run: Grouped[Run] = Grouped(model, "customer")
         self.staged: Grouped[Staged] = Grouped(model, "run_id")
