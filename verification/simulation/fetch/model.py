@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from verification.simulation.fetch import photos, results, runs
+from verification.simulation.fetch import photos, results, runs, staged
 from verification.simulation.fetch.tables import STATEMENTS, FetchTables
 from verification.simulation.jobs.tables import JobsTables
 from verification.simulation.postgres import PostgresModel
 
-PARTS = (runs, photos, results)
+PARTS = (runs, staged, photos, results)
 """The modules whose import declares the statements."""
 
 
