@@ -351,7 +351,7 @@ def main() -> int:
             return asyncio.run(Demo(stage, seconds=given.seconds).run())
     except StoppedError:
         print("stopped during start-up", file=sys.stderr)
-        return 1
+        return 0 if given.seconds is None else 1
     except (DemoError, OSError) as error:
         print(f"the demo cannot run: {error}", file=sys.stderr)
         return 1

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pty
+import select
 import socket
+import subprocess
 
 import pytest
 from examples.bazaar import stage as staging
@@ -13,7 +17,7 @@ from examples.bazaar.client import Client, ServerLeftError
 from examples.bazaar.lock import DemoError
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import shops
-from examples.bazaar.stage import CommandFailedError, Stage, dead_roles
+from examples.bazaar.stage import ROOT, CommandFailedError, Stage, dead_roles
 from examples.bazaar.story import Story
 
 
@@ -35,6 +39,36 @@ def test_a_role_that_ends_repeatedly_is_named():
     begun = '{"source":"headrace.cli.supervisor","name":"api","pid":7,"event":"role_started"}'
     assert dead_roles(f"{begun}\n{died}\n{died}\n") == "agent ended and was started again"
     assert dead_roles(begun) == "the roles"
+
+
+DEMO_STUB = """#!/bin/sh
+trap 'exit "$EXIT_CODE"' INT
+echo the demo runs
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_ctrl_c_ends_make_demo_with_the_exit_code_of_the_demo(tmp_path, shell, exit_code):
+    (tmp_path / "python").write_text(DEMO_STUB)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "set-up").touch()
+    given = (f"BIN={tmp_path}", f"DEMO_SET_UP={tmp_path}/set-up", f"SHELL=/bin/{shell}")
+    command = ["setsid", "--ctty", "make", "-C", ROOT, "demo", *given]
+    env = {**os.environ, "EXIT_CODE": str(exit_code)}
+    terminal, of_make = pty.openpty()
+    make = subprocess.Popen(command, stdin=of_make, stdout=of_make, stderr=of_make, env=env)
+    os.close(of_make)
+    output = b""
+    with contextlib.suppress(OSError):  # the terminal of an ended process
+        while select.select([terminal], [], [], 60)[0]:
+            output += os.read(terminal, 1000)
+            if b"runs\r\n" in output and b"^C" not in output:
+                os.write(terminal, b"\x03")
+    os.close(terminal)  # ends a process that did not end
+    assert make.wait(60) == (2 if exit_code else 0), output.decode()
+    assert (b"***" in output) == bool(exit_code)
 
 
 def test_chosen_ports_are_used_or_named(tmp_path):
