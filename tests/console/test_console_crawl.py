@@ -163,7 +163,7 @@ def shown_rows(stack):
     yield "/console/views/entity?id=ad%3A39&span=2d", ("118", "By bot", "human")
     for post, shown in VISIBILITY.items():
         yield f"/console/feed/why?viewer=anna&post={post}", shown
-    yield "/console", ("queue broken: ", "failed in the last hour")
+    yield "/console", ("queue broken: ", " failed jobs since ")
 
 
 def test_pages_show_what_the_api_returns(crawl, stack):

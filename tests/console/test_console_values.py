@@ -250,7 +250,8 @@ def test_close_readings_give_no_rates_and_ended_roles_are_reported():
 def _failures(queue, state, *, jobs, error):
     cause = error.partition(":")[0]
     ended = {"first_at": NOW, "last_at": NOW, "last_error": error}
-    return QueueFailures(queue=queue, state=state, cause=cause, jobs=jobs, **ended)
+    counts = {"jobs": jobs, "jobs_is_capped": jobs >= 1000}
+    return QueueFailures(queue=queue, state=state, cause=cause, **counts, **ended)
 
 
 def test_failures_and_unreadable_sources_are_issues():
@@ -261,12 +262,13 @@ def test_failures_and_unreadable_sources_are_issues():
     ]
     one, other, *_, rest = failure_issues(PanelData(failures))
     assert (one.tone, other.tone) == ("bad", "bad")
-    assert (one.text, one.cause) == ("1 job failed in the last hour", "ValueError: x")
+    assert (one.text, one.cause) == ("1 failed job", "ValueError: x")
     assert one.href == "/console/jobs/jobs?queue=a+b&state=failed&q=ValueError"
     matching = {"queue": "a b", "state": "failed", "q": "ValueError"}
     assert one.remedies[0] == ("jobs.bulk_retry", matching, "Retry all")
-    assert (rest.subject, rest.text) == ("3 other causes", "6 jobs failed in the last hour")
-    assert other.text.startswith("1,000 or more jobs quarantined")
+    assert (rest.subject, rest.text) == ("3 other causes", "6 failed or quarantined jobs")
+    assert other.text == "at least 1,000 quarantined jobs"
+    assert (other.since_at, other.last_at) == (None, NOW)
     assert list(failure_issues(PanelData(error="no answer"))) == []
     sources = {
         "Views": ("/views", PanelData(error="no answer within 3 s")),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
-from headrace.jobs import Jobs, NewJob, Registry
+from headrace.jobs import Jobs, NewJob, Registry, store
 from headrace.jobs.errors import InvalidFilter, InvalidJob, LimiterInUse, QueueInUse
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
@@ -87,6 +87,24 @@ async def test_jobs_of_a_time_are_listed_and_changed(jobs, of_each_state, sql):
     assert (await jobs.job(failed)).state.value == "ready"
     with pytest.raises(InvalidFilter, match="time zone"):
         await jobs.find(from_at=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+async def test_failures_of_a_cause_do_not_become_fewer_with_time(
+    jobs, queue_ids, manager, sql, postgres
+):
+    ids = await jobs.enqueue_many([NewJob(queue="mail")] * 3)
+    await settle(manager, await claim_one(manager, queue_ids["mail"], 3), FAIL)
+    await jobs.cancel(await jobs.enqueue(NewJob(queue="mail")))
+    await sql(
+        f"UPDATE headrace.job_failed SET ended_at = ended_at - '2 h'::interval WHERE id < {ids[2]}"
+    )
+    [found] = await jobs.fleet.failures()
+    assert (found.queue, found.cause, found.jobs) == ("mail", "peer", 3), "as the list of the cause"
+    assert (found.jobs_is_capped, found.first_at < found.last_at) == (False, True)
+    [found] = await store.fleet.recent_failures(postgres, span_s=3600, jobs_max=2)
+    assert (found.jobs, found.jobs_is_capped) == (2, True)
+    await sql("UPDATE headrace.job_failed SET ended_at = ended_at - '2 h'::interval")
+    assert await jobs.fleet.failures() == []
 
 
 async def test_text_is_searched_in_errors_alone(jobs, of_each_state):

@@ -20,7 +20,6 @@ from headrace.engines.backup.service import BackupsState
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import (
-    FAILURES_COUNTED_MAX,
     FleetLoad,
     FleetState,
     QueueFailures,
@@ -70,7 +69,8 @@ class Remedy(NamedTuple):
 class Issue:
     """A health issue: `tone` is bad or warn; `href` leads to the cause, `fix` and `remedies` help.
 
-    `cause` is the stored error or reason, `since_at` when it began, if known.
+    `cause` is the stored error or reason, `since_at` when it began and `last_at` when it occurred
+    last, if known.
     """
 
     tone: str
@@ -80,6 +80,7 @@ class Issue:
     fix: str
     cause: str = ""
     since_at: datetime | None = None
+    last_at: datetime | None = None
     remedies: Sequence[Remedy] = ()
 
 
@@ -160,19 +161,23 @@ def secret_issues(secrets: PanelData[Sequence[RoleSecret]]) -> Iterator[Issue]:
 
 
 def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Issue]:
-    """Queues with jobs that failed or were quarantined in the last hour, by cause."""
+    """Queues with jobs that failed or were quarantined, by cause, if one did in the last hour.
+
+    The number is of all kept jobs of the cause. A count of the last hour would fall while nothing
+    is repaired, as its jobs grow older.
+    """
     found = list(failures.value or ())
     for one in found[:CAUSES_SHOWN]:
-        many = f"{FAILURES_COUNTED_MAX:,} or more" if one.jobs >= FAILURES_COUNTED_MAX else None
-        jobs = f"{many} jobs" if many else pluralize(one.jobs, "job")
+        jobs = pluralize(one.jobs, f"{one.state} job")
         matching = {"queue": one.queue, "state": one.state, "q": one.cause}
         yield Issue(
             tone="bad",
             subject=f"queue {one.queue}",
             href=jobs_url(matching),
-            text=f"{jobs} {one.state} in the last hour",
+            text=f"at least {jobs}" if one.jobs_is_capped else jobs,
             cause=one.last_error,
-            since_at=one.first_at,
+            since_at=None if one.jobs_is_capped or one.jobs == 1 else one.first_at,
+            last_at=one.last_at,
             fix="Fix the cause, then retry them."
             if one.state == "failed"
             else "Their worker process crashed each time. Check memory and payloads, then retry"
@@ -185,7 +190,8 @@ def failure_issues(failures: PanelData[Sequence[QueueFailures]]) -> Iterator[Iss
             tone="bad",
             subject=pluralize(len(others), "other cause"),
             href=jobs_url({"state": "failed"}),
-            text=f"{pluralize(sum(one.jobs for one in others), 'job')} failed in the last hour",
+            text=pluralize(sum(one.jobs for one in others), "failed or quarantined job"),
+            last_at=max(one.last_at for one in others),
             fix="",
         )
 

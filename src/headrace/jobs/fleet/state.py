@@ -448,7 +448,7 @@ class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed or quarantined jobs of a queue with one cause in the last FAILURES_SPAN_S."""
+    """Failed or quarantined jobs of a queue with one cause, the newest in FAILURES_SPAN_S."""
 
     queue: str
     state: str
@@ -456,6 +456,8 @@ class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     """The beginning of their errors, such as the class of an exception."""
     jobs: int
+    jobs_is_capped: bool
+    """Older failures were not counted: `jobs` may be too few, and `first_at` too late."""
     first_at: datetime
     last_at: datetime
     last_error: str

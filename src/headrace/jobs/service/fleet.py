@@ -114,7 +114,10 @@ class Fleet:
         return [from_row(QueueStep, row) for row in rows]
 
     async def failures(self) -> list[QueueFailures]:
-        """Failed and quarantined jobs of the last hour by queue and cause, of the newest 1,000."""
+        """Failed and quarantined jobs by queue and cause, if one ended in the last hour.
+
+        A cause has all its kept jobs, older ones too, among the newest 1,000.
+        """
         return await store.fleet.recent_failures(
             self._postgres, span_s=FAILURES_SPAN_S, jobs_max=FAILURES_COUNTED_MAX
         )

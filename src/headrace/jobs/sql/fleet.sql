@@ -229,19 +229,23 @@ FROM steps s LEFT JOIN headrace.queue q ON q.id = s.shown
 GROUP BY 1, 2 ORDER BY 1, 2;
 
 -- name: recent_failures
--- Failed and quarantined jobs of the last :span_s seconds by queue, state and cause, from the
--- newest :jobs_max. The cause is the beginning of the error up to a colon, number or line break.
-SELECT q.name AS queue, f.state, f.cause, count(*)::bigint AS jobs,
-    min(f.ended_at) AS first_at, max(f.ended_at) AS last_at,
-    (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
-FROM (
+-- Causes of failed and quarantined jobs by queue and state, of which a job ended in the last
+-- :span_s seconds. Jobs of a cause are all that are kept, older ones too, so their number does not
+-- fall while time passes. The newest :jobs_max of all causes are counted. A cause is the beginning
+-- of the error up to a colon, number or line break.
+WITH newest AS MATERIALIZED (
     SELECT queue, state, ended_at, left(error, 200) AS error,
         rtrim(substring(left(error, 60) FROM '^[^:0-9\r\n]*')) AS cause
-    FROM headrace.job_failed
-    WHERE ended_at > now() - :span_s::double precision * interval '1 s' AND state <> 'cancelled'
-    ORDER BY ended_at DESC LIMIT :jobs_max
-) f JOIN headrace.queue q ON q.id = f.queue
-GROUP BY q.name, f.state, f.cause ORDER BY jobs DESC, q.name, f.cause;
+    FROM headrace.job_failed WHERE state <> 'cancelled' ORDER BY ended_at DESC LIMIT :jobs_max
+)
+SELECT q.name AS queue, f.state, f.cause, count(*)::bigint AS jobs,
+    (SELECT count(*) FROM newest) >= :jobs_max AS jobs_is_capped,
+    min(f.ended_at) AS first_at, max(f.ended_at) AS last_at,
+    (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
+FROM newest f JOIN headrace.queue q ON q.id = f.queue
+GROUP BY q.name, f.state, f.cause
+HAVING max(f.ended_at) > now() - :span_s::double precision * interval '1 s'
+ORDER BY jobs DESC, q.name, f.cause;
 
 -- name: fold_counts
 -- Fold up to :rows_max rows of counts into minutes and totals. Return how many.

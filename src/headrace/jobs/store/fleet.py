@@ -192,7 +192,7 @@ async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> Fle
 
 
 async def recent_failures(runner: Runner, *, span_s: float, jobs_max: int) -> list[QueueFailures]:
-    """Failures of the last `span_s` by queue and cause, from the newest `jobs_max`."""
+    """Causes with a failure in the last `span_s`; their jobs among the newest `jobs_max`."""
     rows = await runner.all(SQL.recent_failures, span_s=span_s, jobs_max=jobs_max)
     return [QueueFailures(**row) for row in rows]
 
