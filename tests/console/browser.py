@@ -62,14 +62,16 @@ PHONE_FAULTS = """() => {
     const isBroken = range.getBoundingClientRect().height > 1.9 * lineHeight;
     if (shown(one) && /\\d/.test(text) && isBroken) found.push(`broken over lines: ${text}`);
   }
+  for (const one of document.querySelectorAll('.chip')) {
+    if (shown(one) && one.scrollWidth > one.clientWidth + 1) found.push(`cut: ${one.innerText}`);
+  }
   for (const one of document.querySelectorAll('.scroll')) {
-    const columns = one.querySelectorAll('thead th').length;
     const isWide = one.scrollWidth > one.clientWidth + 1;
-    if (columns > 4 && isWide) found.push(`scrolls sideways: ${one.getAttribute('aria-label')}`);
+    if (isWide) found.push(`scrolls sideways: ${one.getAttribute('aria-label')}`);
   }
   return found;
 }"""
-"""Controls that are too small for a finger, numbers that break over lines, and wide tables."""
+"""Controls that are too small for a finger, broken numbers, cut states, tables that scroll."""
 
 
 def chromium_path() -> str | None:

@@ -20,6 +20,7 @@ from headrace.console.screens.overview import RoomRates, media_card
 from headrace.console.stored import newest_minute
 from headrace.console.views import Rates
 from headrace.engines.endpoints import Endpoints
+from headrace.engines.sql import Query
 
 ROOMS = {
     "/console": ("jobs-ended", "http_time-line"),
@@ -163,10 +164,19 @@ async def test_a_range_begins_with_the_history_of_a_young_site(site):
     assert 2.5 <= (last - first) / 3600 <= 3.1
 
 
-async def test_a_site_without_history_states_when_its_first_minute_appears(at):
-    text = (await at.get("/console/views")).text
-    assert re.search(r"first one appears at \d\d:\d\d:15 UTC", text)
-    assert "data-chart=" not in text
+async def test_a_site_states_when_its_first_minute_appears(served, at):
+    postgres = served[0].engines.postgres
+    written = "INSERT INTO headrace.history_minute (at, host, writer, center, seconds, sums, peaks)"
+    minute = f"{written} VALUES (date_trunc('minute', now()), 'alpha', 1, '', 60, '{{}}', '{{}}')"
+    minute += " ON CONFLICT DO NOTHING"
+    for url in ("/console/views", "/console/feed"):
+        text = (await at.get(url)).text
+        assert re.search(r"first one appears at \d\d:\d\d:15 UTC", text)
+        assert "data-chart=" not in text
+        # Written, but no chart shows it yet.
+        await postgres.run(Query("write_minute", "", minute, ()))
+        assert await served[0].history.begin() is not None
+    await postgres.run(Query("delete_minutes", "", "DELETE FROM headrace.history_minute", ()))
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ class _Loader:
             charts=[(name, label, chart.since(cut)) for name, label, chart in charts],
             marks=marks,
             is_empty=not any(found.is_recorded) and not steps,
-            first_at=self._next_minute_at() if begin is None else None,
+            first_at=self._next_minute_at() if begin is None or begin >= span.to_at else None,
         )
 
     def _is_of_no_cache(self, spec: Spec, chart: Chart) -> bool:

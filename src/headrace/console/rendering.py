@@ -40,7 +40,7 @@ from headrace.console.model import PREFIX
 from headrace.kernel.terminal import is_visible, visible
 
 COMPRESSED_FROM_BYTES: Final = 1_024
-CARDS_FROM: Final = 5
+CARDS_FROM: Final = 3
 """Columns from which a table is shown as cards on a phone; `console.css` has the same number."""
 _ROW_EDGE: Final = re.compile(r"</?tr\b")
 _COLUMN: Final = re.compile(r'<th scope="col"[^>]*>(.*?)</th>', re.DOTALL)

@@ -257,7 +257,7 @@ def _charts(
         (jobs_unit, ended, "stack", failed),
         ("jobs", backlog, "line", ""),
         ("s", times, "line", ""),
-        ("slots", slots, "line", ""),
+        ("", slots, "line", ""),
     )
     return tuple(
         Chart(xs=xs, unit=unit, lines=lines, kind=kind, step_s=step_s, brush=brush)

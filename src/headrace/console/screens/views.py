@@ -204,7 +204,7 @@ def chart_of(
         for traffic in Traffic
         if traffic is Traffic.HUMAN or any(getattr(point, traffic.value) for point in points)
     ]
-    return Chart(xs=[at.timestamp() for at in starts], lines=lines, unit="views", kind="bars")
+    return Chart(xs=[at.timestamp() for at in starts], lines=lines, unit="", kind="bars")
 
 
 async def _reads(context: ViewContext) -> str:
