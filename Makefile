@@ -12,7 +12,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate endurance bench lock reference docs screenshots gallery clean
+.PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate endurance bench outside lock reference docs screenshots gallery clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ endurance: $(SET_UP) ## Run the demo for HOURS=8 with a fault every minute, and 
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=media ONLY=ranges; QUICK=1: three minutes a room, no record)
 	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
+
+outside: $(SET_UP) ## Run another project's chaos and bloat cells (HARNESS=folder CELLS=chaos SYSTEMS=headrace SHORT=1; docs/reference/outside-harness.md)
+	$(BIN)/python -m bench.outside $(addprefix --harness ,$(HARNESS)) $(addprefix --cells ,$(CELLS)) $(addprefix --systems ,$(SYSTEMS)) $(if $(SHORT),--short)
 
 format: $(SET_UP) ## Format the code and fix what the linter can
 	$(BIN)/ruff format .

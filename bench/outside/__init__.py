@@ -1,0 +1,1 @@
+"""The outside harness: chaos and bloat cells of another project's benchmark, for us and peers."""
