@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from importlib import import_module
@@ -51,9 +51,9 @@ PACKAGES: Final = (
     "headrace.web",
 )
 """Packages with tables, in the order of their migrations."""
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
-Check = TypeVar("Check", bound=Callable[..., Awaitable[Any]])
+Check = TypeVar("Check", bound=Callable[..., Any])
 OrderHandler = TypeVar("OrderHandler", bound=Callable[..., Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
 
@@ -123,9 +123,9 @@ class Headrace:
         self._flags = dict(flags or {})
         self._endpoints: Endpoints | None = None
         self._is_slot = False
-        self._item_handlers: list[Callable[..., Awaitable[None]]] = []
-        self._publish_check: tuple[Callable[..., Awaitable[Any]], Collection[str]] | None = None
-        self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._item_handlers: list[Callable[..., Any]] = []
+        self._publish_check: tuple[Callable[..., Any], Collection[str]] | None = None
+        self._deletion_handlers: list[Callable[..., Any]] = []
         self._rankings: list[tuple[str, Callable[..., Any], int]] = []
 
     @cached_property
@@ -385,13 +385,13 @@ class Headrace:
         return self.registry.middleware(around)
 
     def on_item(self, handler: Handler) -> Handler:
-        """Call `handler(item)` at least once per published, edited or unpublished item."""
+        """Call `handler(item)`, a `def` in a thread, at least once per change of an item."""
         self._require_unused("fetch", "on_item")
         self._item_handlers.append(handler)
         return handler
 
     def before_publish(self, *, changes: Collection[str] = ()) -> Callable[[Check], Check]:
-        """Call the decorated `(item)` before an item is published or edited.
+        """Call the decorated `(item)`, a `def` in a thread, before an item is published or edited.
 
         It returns None, new values of fields in `changes`, or `headrace.fetch.Hold("reason")`.
         """
@@ -406,7 +406,7 @@ class Headrace:
         return register
 
     def on_post_deleted(self, handler: Handler) -> Handler:
-        """Call `handler(post)` at least once per deleted post, in its own queue."""
+        """Call `handler(post)`, a `def` in a thread, at least once per deleted post."""
         self._require_unused("feed", "on_post_deleted")
         self._deletion_handlers.append(handler)
         return handler

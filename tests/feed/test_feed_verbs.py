@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -78,7 +79,8 @@ async def test_each_deletion_handler_has_its_own_queue(make_feed, registry, app)
         calls.append(("comments", post.id, post.author, post.ref))
 
     @feed.posts.on_deleted
-    async def drop_likes(post: PostDeleted):
+    def drop_likes(post: PostDeleted):
+        assert threading.current_thread() is not threading.main_thread()
         calls.append(("likes", post.id, post.author, post.ref))
 
     feed.register(registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,28 @@ async def test_a_consumer_that_returns_is_served_at_once(shop, process):
         await deliver(shop)
     assert sorted(site.got) == [("publish", "a", 1), ("publish", "b", 1)]
     assert await shop.count("fetch_absent") == 0
+
+
+async def test_plain_functions_are_called_once_in_a_thread(shop, process):
+    """A `def` blocks no other call, and its exception retries its own delivery alone."""
+    calls, others = [], threading.Barrier(2, timeout=60)
+    faults = {"b": ValueError("until it is removed")}
+
+    def publish_blocking(item) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        calls.append(item.id)
+        if item.id in "cd":
+            others.wait()
+        if item.id in faults:
+            raise faults[item.id]
+
+    async with process(publish_blocking):
+        await publish(shop, "a1", "b1", "c1", "d1")
+        await wait_waiting(shop, 1)
+        faults.clear()
+        await deliver(shop)
+    assert sorted(calls.count(name) for name in "acd") == [1, 1, 1]
+    assert calls.count("b") >= 2
 
 
 def test_an_absent_consumer_is_tried_ever_more_rarely():

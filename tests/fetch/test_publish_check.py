@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -249,3 +250,17 @@ def test_an_application_has_one_handler():
 
     with pytest.raises(ConfiguredTooLate):
         app.before_publish()
+
+
+async def test_a_plain_function_checks_items_in_a_thread(shop, blobs, config):
+    def check(item):
+        assert threading.current_thread() is not threading.main_thread()
+        return {"name": "checked"} if item.id == "a" else Hold("no")
+
+    fetch, jobs = new_room(shop.postgres, blobs, config, check=(check, ["name"]))
+    async with working(shop.postgres, jobs):
+        await shop.wait_done(await shop.run(rows("a", "b")))
+    await fetch.close()
+    [found] = await shop.fetch.items.results(after=0)
+    assert (found.id, found.fields["name"]) == ("a", "checked")
+    assert [(held.id, held.reason) for held in await shop.fetch.held.list()] == [("b", "no")]

@@ -6,7 +6,7 @@ Data, outbox and jobs are written in one transaction. The index is updated right
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -33,11 +33,12 @@ from headrace.feed.store import Stored
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.errors import InvalidJob
 from headrace.jobs.job_context import current_job
+from headrace.jobs.tasks.payloads import is_async
 
 PUBLISH_QUEUE: Final = "feed.publish"
 DELETED_QUEUE: Final = "feed.deleted."
 NOT_YET_S: Final = 5.0
-OnDeleted: TypeAlias = Callable[[PostDeleted], Awaitable[None]]
+OnDeleted: TypeAlias = Callable[[PostDeleted], Any]
 Handler = TypeVar("Handler", bound=OnDeleted)
 
 
@@ -67,7 +68,8 @@ class Posts:
     def on_deleted(self, handler: Handler, *, queue: str | None = None) -> Handler:
         """Call `handler(post)` for each deleted post, at least once. Use it before `register`.
 
-        Each handler has its own queue, `feed.deleted.<name of the handler>`.
+        A `def` is called in a thread. Each handler has its own queue,
+        `feed.deleted.<name of the handler>`.
         """
         name = queue or re.sub(r"\W", "_", getattr(handler, "__name__", type(handler).__name__))
         self._cascades.append(Cascade(DELETED_QUEUE + name, handler))
@@ -216,11 +218,16 @@ class Posts:
             current_job().snooze(NOT_YET_S)
 
 
-def _calling(handler: OnDeleted) -> Callable[[PostDeleted], Awaitable[None]]:
+def _calling(handler: OnDeleted) -> Callable[[PostDeleted], Any]:
+    """A handler with the annotation of its payload; a `def` stays one, for a thread."""
+
     async def call(post: PostDeleted) -> None:
         await handler(post)
 
-    return call
+    def call_blocking(post: PostDeleted) -> None:
+        handler(post)
+
+    return call if is_async(handler) else call_blocking
 
 
 def _require_own(stored: Sequence[Stored], authors: dict[str, int]) -> None:

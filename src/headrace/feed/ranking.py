@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import inspect
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from headrace.feed.errors import InvalidRanking, RankingFailed, RankingUnknown
 from headrace.feed.model import FeedId, PagePost, Position
+from headrace.jobs.tasks.payloads import is_async
 from headrace.kernel.logs import logger
 
 TIMEOUT_S: Final = 5.0
@@ -48,10 +48,12 @@ class Ranking(NamedTuple):
         """The posts in the order of the handler, a plain one in a thread. Raises: RankingFailed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                if inspect.iscoroutinefunction(self.order):
-                    found = await self.order(viewer, list(posts))
+                order: Callable[..., Any] = self.order
+                found: Any
+                if is_async(order):
+                    found = await order(viewer, list(posts))
                 else:
-                    found = await asyncio.to_thread(self.order, viewer, list(posts))
+                    found = await asyncio.to_thread(order, viewer, list(posts))
         except TimeoutError:
             raise RankingFailed(self.name, f"did not end within {TIMEOUT_S:.0f} s") from None
         except (Exception, SystemExit) as error:

@@ -18,8 +18,9 @@ it then publishes nothing: its jobs wait for a process that has it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -29,9 +30,11 @@ from headrace.fetch.errors import ConsumerUnknown, NothingToReplay
 from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item
 from headrace.fetch.sql import SQL
 from headrace.jobs import Jobs, NewJob
+from headrace.jobs.slots.isolation import HandlerThreads
 from headrace.kernel.logs import logger
 
-Handler: TypeAlias = Callable[[Item], Awaitable[None]]
+Handler: TypeAlias = Callable[[Item], Any]
+"""`async def`, or `def`, which is called in a thread."""
 ITEMS_OF_PAGE: Final = 5000
 WARN_EVERY_S: Final = 60.0
 HOOK: Final = "before_publish"
@@ -57,6 +60,16 @@ class Consumers:
         self._has_hook = False
         self._is_declared = True
         self._warned_s: dict[str, float] = {}
+
+    @cached_property
+    def threads(self) -> HandlerThreads:
+        """Threads of `def` handlers, created at the first call: after the fork of a slot."""
+        return HandlerThreads()
+
+    def close(self) -> None:
+        """Let the idle threads of handlers end."""
+        if "threads" in self.__dict__:
+            self.threads.close()
 
     def add(self, handler: Handler) -> None:
         """Register a handler of this process by its module and name."""

@@ -19,7 +19,7 @@ item that is unpublished. It returns
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, TypeAlias
@@ -58,7 +58,8 @@ class Hold:
 
 
 Verdict: TypeAlias = Hold | dict[str, Any] | None
-Check: TypeAlias = Callable[[Item], Awaitable[Verdict]]
+Check: TypeAlias = Callable[[Item], Any]
+"""Returns a `Verdict`: `async def`, or `def`, which is called in a thread."""
 
 
 class HeldItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +141,8 @@ class CheckedPublishing:
             fields=dict(fields),
             photos=list(seen.photos),
         )
-        verdict, error = await call_handler(self._check, item, timeout_s=self._timeout_s)
+        limit_s, threads = self._timeout_s, self._consumers.threads
+        verdict, error = await call_handler(self._check, item, timeout_s=limit_s, threads=threads)
         if error is None:
             try:
                 return self._valid(verdict, fields), None

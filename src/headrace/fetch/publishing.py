@@ -21,8 +21,10 @@ left the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +39,8 @@ from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import DeliveryRequest, DeliveryStore, NewResult
 from headrace.fetch.webhook_delivery import WebhookSender
 from headrace.jobs import Batch, JobContext, Jobs, NewJob, Snooze
+from headrace.jobs.slots.isolation import HandlerThreads
+from headrace.jobs.tasks.payloads import is_async
 from headrace.kernel.batching import Batcher
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
@@ -307,20 +311,24 @@ class Publishing:
         if action is None:
             return None
         item = store.results.item_of(result, action)
-        return (await call_handler(handler, item, timeout_s=self._handler_timeout_s))[1]
+        limit_s, threads = self._handler_timeout_s, self._consumers.threads
+        return (await call_handler(handler, item, timeout_s=limit_s, threads=threads))[1]
 
 
 async def call_handler(
-    handler: Callable[[Item], Awaitable[Any]], item: Item, *, timeout_s: float
+    handler: Callable[[Item], Any], item: Item, *, timeout_s: float, threads: HandlerThreads
 ) -> tuple[Any, BaseException | None]:
-    """Call `handler`; return its result, or its exception.
+    """Call `handler`, a plain function in a thread; return its result, or its exception.
 
     Raises: CancelledError if the worker stops.
     """
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            return await handler(item), None
+            if is_async(handler):
+                return await handler(item), None
+            found = await threads.run(partial(handler, item), [])
+            return (await found if inspect.isawaitable(found) else found), None
     except BaseException as error:
         # A handler may raise anything; only its own job fails.
         task = asyncio.current_task()

@@ -318,7 +318,7 @@ class Fetch:
         )
 
     def on_item(self, handler: H) -> H:
-        """Register `async def handler(item: Item)`.
+        """Register `async def handler(item: Item)`, or `def`, which is called in a thread.
 
         It is called at least once per item, with the newest version last.
         """
@@ -330,6 +330,7 @@ class Fetch:
     ) -> Callable[[CheckHandler], CheckHandler]:
         """Register `async def check(item: Item) -> Hold | dict | None`, before `register`.
 
+        A `def` is called in a thread.
         It is called at least once before a version of an item is published or edited, and accepts
         it, holds it or changes the fields named in `changes`. The last one registered is called.
         """
@@ -450,7 +451,8 @@ class Fetch:
         return await find_study(self._postgres.reads, self._classes, weeks=weeks)
 
     async def close(self) -> None:
-        """Close connections to hosts and the resolver; stop the decoder process."""
+        """Close connections to hosts and the resolver; stop the decoder process and threads."""
+        self.consumers.close()
         await self._fetcher.close()
         await self._quota.close()
         await self._host_stats.close()
