@@ -280,15 +280,6 @@ async def require_all_refused(client, table, good):
             await good(seen)
 
 
-async def sweep_totals(valkey_store, shards):
-    """Delete all cached totals as a flusher deletes unused ones, also with pending hits."""
-    cursor = None
-    while cursor != b"0":
-        cursor, found = await valkey_store.find_idle(cursor or b"0", shards, idle_s=0)
-        for idle in found:
-            await valkey_store.sweep(idle)
-
-
 class KeysCopy:
     """A copy of all keys of one prefix, to put an older state of Valkey back."""
 

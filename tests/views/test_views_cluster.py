@@ -8,8 +8,8 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from tests.kit.storm.room_views import sweep_totals
 from tests.kit.waiting import wait_true
-from tests.views.room_harness import sweep_totals
 
 from headrace.kernel.errors import Unavailable
 from headrace.views import ViewsConfig

@@ -9,7 +9,8 @@ import asyncio
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from tests.views.room_harness import KeysCopy, sweep_totals
+from tests.kit.storm.room_views import sweep_totals
+from tests.views.room_harness import KeysCopy
 
 from headrace.engines.multiplex import ValkeyRefused
 from headrace.views import Hit, Total, counting

@@ -26,7 +26,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.views.room_harness import KeysCopy, sweep_totals
+from tests.kit.storm.room_views import sweep_totals
+from tests.views.room_harness import KeysCopy
 
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs

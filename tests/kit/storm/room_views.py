@@ -45,6 +45,15 @@ TOTAL = compile_query(
 )
 
 
+async def sweep_totals(valkey_store, shards):
+    """Delete all cached totals as a flusher deletes unused ones, also with pending hits."""
+    cursor = None
+    while cursor != b"0":
+        cursor, found = await valkey_store.find_idle(cursor or b"0", shards, idle_s=0)
+        for idle in found:
+            await valkey_store.sweep(idle)
+
+
 def open_engines(postgres_url, valkey_url, folder, *, prefix, timeout_s=1.0) -> Engines:
     """All engines for a service in this process."""
     config = ValkeyConfig(prefix=prefix, timeout_s=timeout_s)
@@ -126,9 +135,7 @@ class CountedViews:
         """Delete all cached totals, as a flusher does with unused ones."""
         store = ValkeyStore(self.engines.valkey, self.engines.multiplexer)
         with suppress(Unavailable):
-            cursor = await store.sweep(b"0", range(self.config.shards), idle_s=0)
-            while cursor != b"0":
-                cursor = await store.sweep(cursor, range(self.config.shards), idle_s=0)
+            await sweep_totals(store, range(self.config.shards))
 
     def start(self, *, hitters=4, readers=1, flushers=0, sweepers=0) -> None:
         """Let them run until `finish`.
