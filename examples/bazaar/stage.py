@@ -39,9 +39,9 @@ COMMAND_S: Final = 600.0
 UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
-SLOTS: Final = 12
-"""Slots on a machine of up to 12 cores."""
-FLOATS: Final = 4
+SLOTS: Final = 6
+"""Slots on a machine of up to 6 cores."""
+FLOATS: Final = 3
 """Slots for all queues; the others are enough for the minimums of the three timeout classes."""
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
@@ -120,6 +120,9 @@ class Stage:
         return kept | {
             "PYTHONPATH": paths,
             "PYTHONUNBUFFERED": "1",
+            # Processes return freed memory to the system early.
+            "MALLOC_ARENA_MAX": "2",
+            "MALLOC_TRIM_THRESHOLD_": "131072",
             "HEADRACE_CONFIG": str(self.config),
             "BAZAAR_DATABASE": str(self.database),
         }
