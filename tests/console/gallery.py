@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import httpx
 from console_stack import TRACK, ConsoleStack, tone
+from tests.kit.processes import wait_until
 
 from headrace.console.model import PREFIX
 from headrace.console.screens import ROOMS
@@ -76,16 +77,30 @@ async def bring_into(stack: ConsoleStack, state: str) -> AsyncIterator[None]:
     with ExitStack() as engines:
         if state != "empty":
             await fill(stack)
+            wait_recorded(stack, minutes=1 + (state == "normal"))
         if state in ("busy", "broken", "down"):
             load(stack)
             stack.wait("/v1/queues/invoices", lambda queue: queue["leased"] > 1)
+            wait_recorded(stack, minutes=2)
         if state in ("broken", "down"):
             fail(stack)
             stack.wait("/v1/queues/payments", lambda queue: queue["failed"] >= FAILURES)
             engines.enter_context(stopped(stack, "valkey"))
         if state == "down":
+            # A session that the console has seen stays valid without PostgreSQL.
+            assert stack.browse.get(PREFIX).status_code == 200
             engines.enter_context(stopped(stack, "postgres"))
         yield
+
+
+def wait_recorded(stack: ConsoleStack, *, minutes: int) -> None:
+    """Wait until the charts have so many minutes."""
+    path = "/v1/history?series=jobs_ended"
+    wait_until(
+        lambda: sum(stack.call("GET", path)["is_recorded"]) >= minutes,
+        what=f"{minutes} minutes of history",
+        deadline_s=300,
+    )
 
 
 async def fill(stack: ConsoleStack) -> None:
