@@ -29,6 +29,7 @@ from headrace.console.screens.fetch_photos import errors_chart
 from headrace.console.screens.fleet import QueueRow
 from headrace.console.screens.health import (
     Issue,
+    commit_issues,
     failure_issues,
     fleet_issues,
     role_issues,
@@ -40,6 +41,7 @@ from headrace.console.screens.media import ends_of_media
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series, row_id
+from headrace.engines.commit_wait import CommitWait
 from headrace.jobs.errors import JobUnknown
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
@@ -431,3 +433,11 @@ def test_a_killed_media_node_is_counted_although_its_metrics_begin_again():
     ]
     assert ends_of_media(PanelData(marks)) == 3
     assert ends_of_media(PanelData(error="no answer")) is None
+
+
+def test_commits_that_wait_for_a_standby_are_an_issue_of_their_own():
+    waits = CommitWait("commits wait: synchronous_standby_names is 'b'", "start the standby")
+    [line] = commit_issues(PanelData(waits))
+    assert (line.tone, line.subject) == ("bad", "postgres accepts no writes")
+    assert (line.text, line.fix) == (waits.text, "Start the standby.")
+    assert list(commit_issues(PanelData())) == []

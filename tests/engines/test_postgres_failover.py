@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 
 import pytest
 from tests.kit.own_postgres import OwnPostgres, run_statements
 from tests.kit.waiting import wait_true
 
+from headrace.engines.commit_wait import commit_wait_of, find_commit_wait
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
 
@@ -130,6 +132,59 @@ async def test_a_commit_that_waits_for_its_standby_is_not_made_visible_by_a_time
 
     await wait_true(are_both_visible, what="both commits ended")
     await other.close()
+
+
+RELOAD = "SELECT pg_reload_conf()"
+
+
+@pytest.mark.slow
+async def test_commits_that_wait_for_an_absent_standby_are_found(server):
+    await run_statements(server.url, "CREATE ROLE plain LOGIN")
+    plain_url = server.url.replace("headrace@", "plain@")
+    urls = {"headrace": server.url, "plain": plain_url}
+    pools = {name: Postgres(url, CONFIG) for name, url in urls.items()}
+
+    async def are_waiting(pattern: str) -> bool:
+        found = [await find_commit_wait(pool) for pool in pools.values()]
+        if not pattern:
+            return found == [None, None]
+        return all(one is not None and re.search(pattern, one.text) for one in found)
+
+    for names, pattern in (("absent", "'absent', and none is connected"), ("", "")):
+        change = f"ALTER SYSTEM SET synchronous_standby_names = '{names}'"
+        await run_statements(server.url, change, RELOAD)
+        await wait_true(lambda seen=pattern: are_waiting(seen), what=f"the wait for {names!r}")
+    for pool in pools.values():
+        await pool.close()
+
+
+STANDBYS = {
+    "names": "ANY 2 (b, c)",
+    "synchronous_commit": "on",
+    "sees_states": True,
+    "senders": 2,
+    "synchronous": 2,
+    "waited_s": 0.0,
+    "role": "site",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"synchronous": 1}, "and 1 of 2 are connected"),
+        ({"synchronous": 0, "synchronous_commit": "local"}, ""),
+        ({"synchronous": 0, "names": "*"}, "'*', and none is connected"),
+        ({"synchronous": 0, "sees_states": False, "waited_s": 1.0}, ""),
+        ({"sees_states": False, "waited_s": 7.0}, "and a commit of site has waited 7 s"),
+        ({"sees_states": False, "senders": 0}, "none is connected"),
+    ],
+)
+def test_a_wait_for_standbys_is_named_with_what_the_role_may_read(changes, text):
+    found = commit_wait_of({**STANDBYS, **changes})
+    assert (found is None) == (not text)
+    assert found is None or text in found.text
 
 
 SLOW = compile_query("test", "-- Longer than its caller waits.\nSELECT pg_sleep(60)")

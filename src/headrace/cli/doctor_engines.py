@@ -17,6 +17,7 @@ from typing import Any, Final
 from headrace.cli.app_context import App
 from headrace.engines import Engines
 from headrace.engines.blobs import BlobChanged, Blobs
+from headrace.engines.commit_wait import find_commit_wait
 from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
@@ -125,6 +126,7 @@ async def check_postgres(app: App, engines: Engines) -> list[Finding]:
         *check_version(row),
         *found,
         *check_durability(row),
+        *await _check_commits(engines),
         *check_timeouts(settings, app.config.section(PostgresConfig), row),
         *check_behavior(settings, row),
         *check_collation(row),
@@ -155,6 +157,12 @@ async def _check_pooler(app: App, engines: Engines) -> list[Finding]:
         text = f"postgres.url leads to {pooled}, postgres.direct_url to {direct}"
         return [Finding("pooler", "fail", text, "use the same database in both")]
     return [Finding("pooler", "ok", "statements use the pooler, sessions use the server")]
+
+
+async def _check_commits(engines: Engines) -> list[Finding]:
+    """Check that commits do not wait for a synchronous standby that is not connected."""
+    waits = await find_commit_wait(engines.postgres)
+    return [] if waits is None else [Finding("postgres", "fail", waits.text, waits.fix)]
 
 
 async def _check_replica(engines: Engines) -> list[Finding]:

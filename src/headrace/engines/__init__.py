@@ -2,6 +2,7 @@
 
 postgres             the source of truth: connection pool, transactions, named queries (asyncpg)
 postgres_servers     the writable server of a URL, and the end of connections to silent hosts
+commit_wait          commits that wait for a synchronous standby that is not connected
 replica              reads on a standby that may lag, else on the primary
 sql                  named SQL statements from files
 remote               rows and errors of statements that another process runs
@@ -10,6 +11,7 @@ caller_transaction   our queries on a connection of the caller's own driver
 valkey               pools of connections to one server or a cluster (valkey-py); data may be lost
 multiplex            one pipelined connection shared by all callers, for hot paths
 functions            versioned Lua function libraries
+bucket_endpoint      the address of the S3 store, checked before a client is created
 blobs                objects in a local folder or S3 (obstore)
 durable_files        files that survive a power cut
 mount_guard          refusal of a blob folder whose marker is missing

@@ -17,6 +17,7 @@ from headrace.console.format import format_bytes, format_duration, path_segment
 from headrace.console.model import PREFIX
 from headrace.console.views import RECENT_S, PanelData
 from headrace.engines.backup.service import BackupsState
+from headrace.engines.commit_wait import CommitWait
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import (
@@ -97,6 +98,18 @@ def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
                 fix="Run `headrace doctor` for details. Roles reconnect automatically when it is"
                 " back.",
             )
+
+
+def commit_issues(found: PanelData[CommitWait | None]) -> Iterator[Issue]:
+    """Commits that wait for a synchronous standby: the cause of silent hosts and schedulers."""
+    if found.value is not None:
+        yield Issue(
+            tone="bad",
+            subject="postgres accepts no writes",
+            href="/readyz",
+            text=found.value.text,
+            fix=f"{found.value.fix[:1].upper()}{found.value.fix[1:]}.",
+        )
 
 
 def backup_issues(found: PanelData[BackupsState]) -> Iterator[Issue]:

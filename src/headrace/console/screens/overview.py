@@ -25,6 +25,7 @@ from headrace.console.screens.search import view_search
 from headrace.console.stored import StoredMinute, newest_minute, recent_marks
 from headrace.console.views import NO_DATA, PanelData, Rates, Room, Screen, ViewContext, attempt
 from headrace.engines.backup.service import BackupsState
+from headrace.engines.commit_wait import CommitWait, find_commit_wait
 from headrace.fetch.i18n import Texts
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
@@ -225,6 +226,7 @@ class Sources:
     """Everything that the overview reads; None: the room is not installed."""
 
     engines: Mapping[str, PanelData[Any]]
+    commits: PanelData[CommitWait | None]
     queues: PanelData[Sequence[QueueStatus]]
     fleet: PanelData[FleetState]
     load: PanelData[FleetLoad]
@@ -291,8 +293,9 @@ async def _read(context: ViewContext) -> Sources:
     if context.backups.is_on:
         backups = partial(context.rates.kept, "backups", BACKUPS_EVERY_S, context.backups.state)
         calls["backups"] = ("metrics:read", backups)
-    engines, _, found_marks, *results = await asyncio.gather(
+    engines, commits, _, found_marks, *results = await asyncio.gather(
         _engines(context),
+        attempt(find_commit_wait, context.house.engines.postgres),
         context.rates.read(),
         attempt(recent_marks, context),
         *(_seen(context, scope, call) for scope, call in calls.values()),
@@ -305,13 +308,17 @@ async def _read(context: ViewContext) -> Sources:
         "backups": NO_DATA,
     }
     return Sources(
-        engines=engines, marks=found_marks, **{**absent, **dict(zip(calls, results, strict=True))}
+        engines=engines,
+        commits=commits,
+        marks=found_marks,
+        **{**absent, **dict(zip(calls, results, strict=True))},
     )
 
 
 def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     rates, fetch = context.rates, context.installed_fetch
     yield from health.engine_issues(found.engines)
+    yield from health.commit_issues(found.commits)
     yield from health.backup_issues(found.backups)
     yield from health.unreadable_issues(
         {

@@ -1,0 +1,58 @@
+"""Whether commits wait for a synchronous standby that is not connected.
+
+PostgreSQL answers reads then, so its checks pass, while every write waits until its caller gives
+up. `pg_stat_replication` shows the state of standbys only to members of pg_read_all_stats, such as
+those of pg_monitor. Other roles see how many are connected, and since when their own commits wait.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headrace.engines.postgres import Postgres
+from headrace.engines.sql import load_queries
+
+SQL: Final = load_queries("headrace.engines")
+WAITED_S: Final = 2.0
+"""Wait of a commit from which a role without rights reports it."""
+_COUNT: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\(", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWait:
+    """Why commits wait, and what to do."""
+
+    text: str
+    fix: str
+
+
+async def find_commit_wait(postgres: Postgres) -> CommitWait | None:
+    """Why commits wait now; None if they do not. Raises: PostgresDown."""
+    return commit_wait_of(await postgres.one(SQL.commit_standbys))
+
+
+def commit_wait_of(row: Any) -> CommitWait | None:
+    """Why commits wait, by the row of `commit_standbys`."""
+    names = row["names"]
+    if not names.strip() or row["synchronous_commit"] in ("off", "local"):
+        return None
+    cause = f"commits wait for a synchronous standby: synchronous_standby_names is {names!r}, and "
+    fix = (
+        "start the standby, or check its connection to the primary (Patroni: `patronictl list`);"
+        " to accept writes without one, set synchronous_standby_names to '' (Patroni:"
+        " synchronous_mode_strict: false)"
+    )
+    counted = _COUNT.match(names)
+    needed = int(counted[1]) if counted else 1
+    if row["sees_states"] or row["senders"] < needed:
+        connected = row["synchronous"] if row["sees_states"] else row["senders"]
+        if connected >= needed:
+            return None
+        found = f"{connected} of {needed} are" if connected else "none is"
+        return CommitWait(f"{cause}{found} connected", fix)
+    if row["waited_s"] < WAITED_S:
+        return None
+    text = f"{cause}a commit of {row['role']} has waited {row['waited_s']:.0f} s"
+    return CommitWait(text, f"{fix}. GRANT pg_monitor TO {row['role']} shows which are connected")
