@@ -6,20 +6,24 @@ What is stored afterwards is the old or the new object, never a part of one.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 
 import pytest
 from tests.kit import own_s3
 from tests.kit.own_s3 import closed, cut_after, done_then, error, reset, stalled, with_etag
+from tests.kit.processes import free_ports
 
+from headrace.cli import doctor
 from headrace.cli.doctor import check_blobs
-from headrace.cli.doctor_engines import store_fault
+from headrace.cli.doctor_engines import KEYS_FIX, store_fault
 from headrace.engines import joined_objects
 from headrace.engines.backup.archive import Archive, BackupConfig
 from headrace.engines.backup.archive_store import ArchiveDown
 from headrace.engines.blobs import BlobChanged, BlobMissing, Blobs, BlobsConfig, BlobsDown
 from headrace.engines.joined_objects import BlobCorrupt
+from headrace.kernel.config import InvalidConfig
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 4.0
@@ -259,6 +263,49 @@ async def test_the_doctor_finds_a_store_that_ignores_or_refuses_conditions(store
         [found] = await check_blobs(store)
         s3_proxy.heal()
         assert (found.state, found.text.split(":")[0]) == ("fail", text)
+
+
+async def test_the_doctor_names_address_and_fix_of_a_store_that_fails(
+    store, s3, s3_proxy, monkeypatch
+):
+    monkeypatch.setattr(doctor, "STORE_S", 2.0)
+    faults = {
+        error(403, "SignatureDoesNotMatch"): ("answered 403 SignatureDoesNotMatch", KEYS_FIX),
+        error(404, "NoSuchBucket"): ("answered 404 NoSuchBucket", "create the bucket"),
+        stalled: ("does not answer requests", "see its log"),
+    }
+    assert store.endpoint is not None
+    for fault, (text, fix) in faults.items():
+        s3_proxy.fail(fault)
+        [found] = await check_blobs(store)
+        s3_proxy.heal()
+        assert found.state == "fail"
+        assert f"at {store.endpoint.url} " in found.text
+        assert text in found.text
+        assert found.fix.startswith(fix)
+    [port] = free_ports(1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    [found] = await check_blobs(Blobs(s3.url, BlobsConfig(timeout_s=TIMEOUT_S)))
+    assert f"at http://127.0.0.1:{port} accepts no connection" in found.text
+    assert found.fix == "start it, or correct AWS_ENDPOINT_URL"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"AWS_ENDPOINT_URL": "10.0.0.4:9000"}, "set AWS_ENDPOINT_URL=http://10.0.0.4:9000 and"),
+        ({"AWS_ENDPOINT_URL": ""}, "AWS_ENDPOINT_URL is '', expected a URL with http"),
+        ({"AWS_ENDPOINT_URL_S3": "http:10"}, "AWS_ENDPOINT_URL_S3 is 'http:10', expected"),
+        ({"AWS_ALLOW_HTTP": "no"}, "AWS_ALLOW_HTTP is no: requests without TLS are refused. Set"),
+    ],
+)
+async def test_an_unusable_endpoint_is_refused_at_configuration(
+    s3, s3_proxy, monkeypatch, changes, text
+):
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidConfig, match=re.escape(text)):
+        Blobs(s3.url)
 
 
 async def test_a_refused_write_to_an_archive_is_named_with_its_fix(s3, s3_proxy, tmp_path):

@@ -33,9 +33,10 @@ from headrace.cli.doctor_engines import (
     check_secrets,
     check_valkey,
     store_fault,
+    store_finding,
 )
 from headrace.engines import Engines
-from headrace.engines.blobs import Blobs, StoreMismatch
+from headrace.engines.blobs import Blobs, BlobsDown, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import MARKER, require_owner
 from headrace.engines.migrate import plan_migrations
@@ -341,7 +342,13 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     except StoreMismatch as error:
         fix = error.advice
         return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", fix)]
-    fault = await store_fault(blobs)
+    try:
+        async with asyncio.timeout(STORE_S):
+            fault = await store_fault(blobs)
+    except (BlobsDown, TimeoutError) as error:
+        if isinstance(error, BlobsDown) and blobs.endpoint is None:
+            raise
+        return [await store_finding(blobs, getattr(error, "reason", ""))]
     if not fault:
         return [Finding("blobs", "ok", "stored, read and deleted an object")]
     text = (
@@ -352,7 +359,9 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
     return [Finding("blobs", "fail", text, fix)]
 
 
-ANSWER_S = 2.0
+ANSWER_S: Final = 2.0
+STORE_S: Final = 6.0
+"""Longest probe of the store, so that its address and cause are reported within CHECK_S."""
 
 
 def serves_media_alone(app: App) -> bool:

@@ -7,6 +7,7 @@ connection, settings of statements through the pool.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -69,6 +70,47 @@ async def _refuses(store: Blobs, key: str, etag: str | None) -> bool:
     except BlobChanged:
         return True
     return False
+
+
+CONNECT_S: Final = 2.0
+KEYS_FIX: Final = (
+    "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and give these keys the rights get, put,"
+    " delete and list on the bucket"
+)
+STORE_FIXES: Final = {
+    "NoSuchBucket": "create the bucket, or correct blobs.url (HEADRACE_BLOBS_URL)",
+    "RequestTimeTooSkewed": "run a time service on both machines",
+    "AuthorizationHeaderMalformed": "correct AWS_REGION",
+    "PermanentRedirect": "correct AWS_REGION",
+    "401": KEYS_FIX,
+    "403": KEYS_FIX,
+}
+"""By the S3 error code or HTTP status in the reason of a failure."""
+
+
+async def store_finding(store: Blobs, reason: str) -> Finding:
+    """Why a store failed or did not answer in time, with its address and the fix."""
+    if store.endpoint is None:
+        text = f"the folder {store.folder} did not answer in time"
+        return Finding("blobs", "fail", text, "check its disk, or the server that it is mounted of")
+    address, setting = store.endpoint.url, store.endpoint.setting
+    for word, fix in STORE_FIXES.items():
+        if word in reason.split():
+            return Finding("blobs", "fail", f"the store at {address} answered {reason}", fix)
+    if reason[:1].isdigit():
+        return Finding("blobs", "fail", f"the store at {address} answered {reason}", "see its log")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(store.endpoint.host, store.endpoint.port)
+    except OSError as error:  # TimeoutError is one
+        cause = f"no answer within {CONNECT_S:.0f} s" if isinstance(error, TimeoutError) else error
+        text = f"the store at {address} accepts no connection ({cause})"
+        return Finding("blobs", "fail", text, f"start it, or correct {setting}")
+    writer.close()
+    cause = f" ({reason})" if reason else " in time"
+    text = f"the store at {address} accepts connections and does not answer requests{cause}"
+    fix = f"see its log and that of a proxy before it; check http:// or https:// in {setting}"
+    return Finding("blobs", "fail", text, fix)
 
 
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}

@@ -26,6 +26,7 @@ import obstore
 from obstore.store import LocalStore, from_url
 
 from headrace.engines import stored_files
+from headrace.engines.bucket_endpoint import find_endpoint
 from headrace.engines.durable_files import Check, DurableWriter, write_durably
 from headrace.engines.joined_objects import JoinedObjects, open_bucket, request_limit_s
 from headrace.engines.mount_guard import MountGuard, StoreRecord, advice_of
@@ -131,16 +132,16 @@ class Blobs:
     """An object store; `folder` is set for a local one, so that files can be sent by sendfile.
 
     With a `record` the folder is verified on first use, and created only if no use is recorded.
-    Without one it is created here if it is missing.
+    Without one it is created here if it is missing. Raises: InvalidConfig for a bucket's variables.
     """
 
     def __init__(
         self, url: str, config: BlobsConfig | None = None, *, record: StoreRecord | None = None
     ) -> None:
-        parts = urlsplit(url)
-        self._url = url
+        self._url, parts = url, urlsplit(url)
         self._traced: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
+        self.endpoint = None if parts.scheme == "file" else find_endpoint()
         self._guard: MountGuard | None = None
         self._check: Check | None = None
         self._verifying: SingleFlight[asyncio.AbstractEventLoop, None] = SingleFlight()
@@ -161,9 +162,8 @@ class Blobs:
                 raise _unusable(self.folder, error) from error
             self._store = LocalStore(self.folder)
         self._check = self._guard.check if self._guard is not None else None
-        self._puts = DurableWriter(
-            self.folder, max(1, (config or BlobsConfig()).put_threads), self._check
-        )
+        threads = max(1, (config or BlobsConfig()).put_threads)
+        self._puts = DurableWriter(self.folder, threads, self._check)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` durably, replacing the object atomically. Raises: BlobsDown."""

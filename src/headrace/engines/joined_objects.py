@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ from typing import Any, Final
 import obstore
 from obstore.store import from_url
 
+from headrace.engines.bucket_endpoint import allows_http
 from headrace.engines.durable_files import Check, rename_durably, write_durably
 from headrace.kernel.errors import InvalidInput
 
@@ -38,8 +38,7 @@ class BlobCorrupt(InvalidInput):
 def open_bucket(url: str, *, retry: Any = None, **options: Any) -> Any:
     """A client of a bucket with these options of its connections."""
     # They replace those of the environment, so this one is repeated.
-    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
-    client: Any = {**options, "allow_http": allows_http}
+    client: Any = {**options, "allow_http": allows_http()}
     return from_url(url, client_options=client, retry_config=retry)
 
 
