@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from tests.kit.stock_valkey import SERVERS, StockValkey, program_of
 from headrace.cli import doctor_engines
 from headrace.cli.doctor import failed
 from headrace.cli.doctor_engines import check_valkey
+from headrace.engines.multiplex import Multiplexer
 from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown
 
 GOOD = {
@@ -49,11 +51,17 @@ async def test_a_missing_password_is_named(make):
     [node] = await admin.primaries()
     await node.command("CONFIG", "SET", "requirepass", "secret")
     await admin.close()
-    with pytest.raises(ValkeyDown) as caught:
-        await look()
-    finding = failed("valkey", caught.value)
-    assert "refuses the password" in finding.text
-    assert "headrace doctor" not in finding.text + finding.fix
+    wrong = server.url.replace("://", "://:wrong@")
+    shared = [Multiplexer(url, ValkeyConfig()) for url in (server.url, wrong)]
+    for call in (look, *(partial(one.command, "GET", "a") for one in shared)):
+        with pytest.raises(ValkeyDown) as caught:
+            await call()
+        finding = failed("valkey", caught.value)
+        assert "refuses the password" in finding.text
+        assert "set user and password in valkey.url" in finding.text
+        assert "headrace doctor" not in finding.text + finding.fix
+    for one in shared:
+        await one.close()
 
 
 async def test_a_stock_configuration_fails(make):

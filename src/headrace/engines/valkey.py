@@ -112,6 +112,15 @@ class ValkeyDown(Unavailable):
     public = "Valkey does not respond: check it with `headrace doctor`, then try again"
 
 
+def refused_password(server: str, reason: str) -> ValkeyDown:
+    """The error for a missing or wrong password."""
+    return ValkeyDown(
+        f"Valkey at {server} refuses the password ({reason[:100]}): set user and password in"
+        " valkey.url (HEADRACE_VALKEY_URL), valkey://:PASSWORD@HOST:PORT",
+        retry_after_s=5,
+    )
+
+
 class ValkeyMoved(ValkeyDown):
     """Another cluster node has the key; the command was not run.
 
@@ -468,11 +477,7 @@ def translated_errors(server: str) -> Iterator[None]:
                 retry_after_s=2,
             ) from error
         if isinstance(error, AuthenticationError):
-            raise ValkeyDown(
-                f"Valkey at {server} refuses the password ({str(error)[:100]}): set user and"
-                " password in valkey.url (HEADRACE_VALKEY_URL), valkey://:PASSWORD@HOST:PORT",
-                retry_after_s=5,
-            ) from error
+            raise refused_password(server, str(error)) from error
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]
         raise ValkeyDown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from libvalkey import ProtocolError, Reader
 
-from headrace.engines.valkey import ValkeyDown, moved_of
+from headrace.engines.valkey import ValkeyDown, moved_of, refused_password
 from headrace.kernel import metrics
 
 NOT_RUN: Final = frozenset(
@@ -31,6 +32,9 @@ NOT_RUN: Final = frozenset(
     }
 )
 """First words of error replies to commands that were not run."""
+
+
+_REFUSED: Final = re.compile(r"NOAUTH|WRONGPASS|AUTH <password> called without any password")
 
 
 class ValkeyBusy(ValkeyDown):
@@ -264,6 +268,8 @@ class Connection(asyncio.Protocol):
 def down(server: str, reason: str) -> ValkeyDown:
     """The error for a command that was not sent."""
     count_failure("down")
+    if refused := _REFUSED.search(reason):
+        return refused_password(server, refused[0])
     return ValkeyDown(
         f"Valkey at {server} is down ({reason}), nothing was sent: check it with"
         " `headrace doctor`, then try again",
