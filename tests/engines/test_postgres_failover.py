@@ -70,6 +70,11 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
     assert await reads.value(PORT) == standby.port
     await reads.close()
     server.kill()
+    text = "1 server answers as a standby and none is the primary. A failover may be under way"
+    with pytest.raises(PostgresDown) as caught:
+        await Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG).open()
+    assert text in caught.value.text
+    assert "headrace doctor" not in caught.value.text
     with pytest.raises(PostgresDown):
         await postgres.run(ADD, word="no primary")
     standby.run("pg_ctl", "promote", "-D", standby.data)

@@ -31,7 +31,7 @@ from headrace.engines.postgres_pool import (
     learn_types,
     reset_open_transaction,
 )
-from headrace.engines.postgres_servers import Connection, Servers
+from headrace.engines.postgres_servers import Connection, NoPrimary, Servers
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import (
     parse_count,
@@ -469,6 +469,9 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
     if isinstance(error, FULL):
         text = f"PostgreSQL{at} lacks disk space or memory ({reason}): free some, then try again"
         return PostgresFull(text, retry_after_s=5)
+    if isinstance(error, NoPrimary):
+        text = f"PostgreSQL{at}: {error.text}. A failover may be under way: wait, or check with"
+        return PostgresDown(f"{text} `patronictl list`", retry_after_s=2)
     is_starting = isinstance(error, asyncpg.CannotConnectNowError)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
     state = "is starting, stopping or recovering" if is_starting else what

@@ -50,12 +50,22 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
         self._loop.call_soon(self.terminate)
 
 
+class NoPrimary(ConnectionError):
+    """Servers of a URL answer, all as standbys; the others do not answer."""
+
+    def __init__(self, standbys: int) -> None:
+        one = "1 server answers as a standby"
+        self.text = f"{one if standbys == 1 else f'{standbys} servers answer as standbys'} and"
+        self.text += " none is the primary"
+        super().__init__(self.text)
+
+
 class Servers:
     """The servers of one URL, of which the first with `role` is used."""
 
     def __init__(self, url: str, *, role: str, is_shared: bool = False) -> None:
         """`is_shared`: a pooler gives each transaction another connection of the server."""
-        self._is_shared = is_shared
+        self._is_shared, self._needs_primary = is_shared, role == "read-write"
         urls = seeds_of(url)
         named = "target_session_attrs" in url
         self._urls = urls
@@ -67,11 +77,13 @@ class Servers:
         each_s = timeout_s / len(self._urls)
         options = {**options, **self._options, "connection_class": Connection}
         failed: BaseException | None = None
+        standbys = 0
         for url in list(self._urls):
             try:
                 connection = await asyncpg.connect(url, timeout=each_s, **options)
                 await self._prepare(connection, timeout_s)
             except DOWN as error:
+                standbys += isinstance(error, asyncpg.TargetServerAttributeNotMatched)
                 # That a standby is no primary explains less than what the primary answered.
                 if failed is None or not isinstance(error, asyncpg.InternalClientError):
                     failed = error
@@ -79,6 +91,13 @@ class Servers:
             self._urls = [url, *(other for other in self._urls if other != url)]
             return connection
         assert failed is not None
+        # A server that answered otherwise, such as one that starts, explains more.
+        if (
+            standbys
+            and self._needs_primary
+            and isinstance(failed, OSError | asyncpg.TargetServerAttributeNotMatched)
+        ):
+            raise NoPrimary(standbys) from failed
         raise failed
 
     async def _prepare(self, connection: Any, silent_max_s: float) -> None:
