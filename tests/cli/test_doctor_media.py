@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import socket
 from contextlib import asynccontextmanager
 
@@ -10,10 +12,11 @@ import pytest
 from tests.media.raw_clients import SECRET, serving
 
 from headrace import Headrace
-from headrace.cli.doctor import (
+from headrace.cli.doctor import check_up
+from headrace.cli.doctor_media import (
     check_data_plane,
     check_media_disks,
-    check_up,
+    disk_fix,
     serves_media_alone,
 )
 from headrace.media.cluster.membership import Member, MembershipStore
@@ -98,6 +101,20 @@ async def test_the_data_plane_is_not_compiled_by_a_check(tmp_path, monkeypatch):
     assert finding.state == "ok"
     assert "not compiled for this user yet" in finding.text
     assert not (tmp_path / "cache").exists()
+
+
+FAULTS = {
+    "disk /mnt/a: Permission denied": "`chown -R {user} /mnt/a` as root, then restart the node",
+    "Operation not permitted (errno 1)": "`chown -R {user} /mnt/a` as root, then restart the node",
+    "Input/output error (errno 5)": "replace it and run `headrace media disks add`, or run"
+    " `headrace media disks retire`",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_fix_of_a_disk_that_is_out_fits_its_fault(fault):
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert disk_fix("/mnt/a", fault) == FAULTS[fault].format(user=user)
 
 
 async def test_disks_of_a_stopped_node_fail(tmp_path):

@@ -10,6 +10,7 @@ from headrace.console.model import PREFIX
 from headrace.console.screens.health import CAUSES_SHOWN, Issue, Remedy
 from headrace.console.views import RECENT_S, PanelData, Rates
 from headrace.kernel.terminal import pluralize
+from headrace.media.service.nodes import is_denied
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
@@ -281,7 +282,9 @@ def _disk_issues(disk: Any) -> Iterator[Issue]:
             href=f"{PREFIX}/media",
             text=disk.state,
             cause=fault,
-            fix="Its blocks are read from the origin again. Replace it, then retire its id.",
+            fix="Run `chown -R USER PATH` as root, with the node's user, then restart the node."
+            if is_denied(fault)
+            else "Its blocks are read from the origin again. Replace it, then retire its id.",
             remedies=[Remedy("media-disk-retire", {"disk": disk.id}, "Retire")] if disk.id else [],
         )
     if disk.rotten:

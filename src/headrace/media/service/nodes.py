@@ -7,6 +7,8 @@ sends it a command over its socket. For another machine, run the command there.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +51,11 @@ class Disk:
     queue: int = 0
     is_copied: bool = False
     rotten: int = 0
+
+
+def is_denied(fault: str) -> bool:
+    """Whether the fault of a disk is that its node's user may not use the folder."""
+    return any(os.strerror(number) in fault for number in (errno.EACCES, errno.EPERM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
