@@ -311,8 +311,8 @@ def role_issues(gone: Mapping[str, float]) -> Iterator[Issue]:
                 subject=f"role {role} on this machine",
                 href=PREFIX + place,
                 text=f"no metrics for {format_duration(gone[role])}",
-                fix="`headrace up` restarts it automatically. A role that was stopped on purpose"
-                " is listed for an hour.",
+                fix="`headrace up`, or its unit of systemd, restarts it automatically. A role that"
+                " was stopped on purpose is listed for an hour.",
             )
 
 
@@ -341,8 +341,9 @@ def _of_restarts(line: Sequence[Mark]) -> Issue:
         text=f"{keeps}started again at {at} UTC"
         + (f", {len(line)} times in the last hour" if len(line) > 1 else ""),
         cause=last.text if not last.role else "",
-        fix="If nobody restarted it, the log of `headrace up` on that host has the exit code:"
-        " `logs/up.log` in the data folder.",
+        fix="If nobody restarted it, its log on that host has the exit code:"
+        f" `journalctl -u headrace-{last.role or '*'}` for a unit of systemd, `logs/up.log` in the"
+        " data folder for `headrace up`.",
     )
 
 
