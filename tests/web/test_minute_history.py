@@ -215,8 +215,24 @@ async def test_minutes_wait_while_postgres_is_down_and_the_outage_is_marked(
     await host.pass_s(60)
     assert known((await minutes_of(reader, "feed_posts"))["all"]) == [5, 0]
     [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
-    assert outage.text == "valkey did not answer for 60 s"
+    assert outage.text == "valkey did not answer one for 60 s"
+    assert outage.host == "one"
     assert (outage.until_at - outage.at).total_seconds() == 60
+
+
+async def test_an_outage_names_the_hosts_that_reported_it(tmp_path, postgres, reader):
+    hosts = [Host(tmp_path, postgres, name) for name in ("a", "b", "c")]
+    for host in hosts:
+        await host.recorder.step()
+    hosts[2].valkey.is_down = True
+    for host in hosts:
+        await host.pass_s(60)
+    hosts[2].valkey.is_down = False
+    for host in hosts:
+        await host.pass_s(120)
+    [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
+    assert outage.text.startswith("valkey did not answer c for ")
+    assert outage.host == "c"
 
 
 async def test_an_outage_of_postgres_has_its_time_to_within_a_reading(
@@ -243,7 +259,7 @@ async def test_an_outage_of_postgres_has_its_time_to_within_a_reading(
     monkeypatch.undo()
     await host.pass_s(60)
     [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
-    assert outage.text == "postgres did not answer for 40 s"
+    assert outage.text == "postgres did not answer one for 40 s"
     assert abs((outage.at - began_at).total_seconds()) <= 1
     assert abs((outage.until_at - outage.at).total_seconds() - 40) <= 1
 

@@ -34,6 +34,7 @@ STEPS: Final = ((2 * 3_600, 60), (8 * 3_600, 120), (int(MINUTES_KEPT_S), 600))
 HOUR_S: Final = 3_600
 POINTS_MAX: Final = 721
 MARKS_MAX: Final = 200
+HOSTS_NAMED: Final = 3
 SERIES_MAX: Final = 20
 USUAL_SPAN: Final = timedelta(hours=1)
 ALL: Final = "all"
@@ -450,6 +451,12 @@ def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
                 yield Mark(at=at, kind="deaths", text=text, host=host, role="media", count=died)
 
 
+def _names_of(hosts: Sequence[str]) -> str:
+    shown = ", ".join(sorted(hosts)[:HOSTS_NAMED])
+    others = len(hosts) - HOSTS_NAMED
+    return f"{shown} and {pluralize(others, 'other host')}" if others > 0 else shown
+
+
 def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
     """A mark for each row of steps in which a host found an engine down.
 
@@ -458,8 +465,8 @@ def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
     """
     engines = {engine for keys in parts.values() for engine in keys}
     for engine in sorted(engines):
-        hosts = [keys[engine] for keys in parts.values() if engine in keys]
-        down_s = [max(found) for found in zip(*hosts, strict=True)]
+        by_host = {host: keys[engine] for host, keys in parts.items() if engine in keys}
+        down_s = [max(found) for found in zip(*by_host.values(), strict=True)]
         begins = None
         for index, seconds in enumerate([*down_s, 0.0]):
             if seconds and begins is None:
@@ -470,10 +477,12 @@ def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
                 if index - begins > 1:
                     at = span.start_of(begins + 1) - timedelta(seconds=down_s[begins])
                     until_at = span.start_of(index - 1) + timedelta(seconds=down_s[index - 1])
+                hosts = [host for host, found in by_host.items() if any(found[begins:index])]
                 yield Mark(
                     at=at,
                     until_at=until_at,
                     kind="outage",
-                    text=f"{engine} did not answer for {lasted_s:.0f} s",
+                    text=f"{engine} did not answer {_names_of(hosts)} for {lasted_s:.0f} s",
+                    host=hosts[0] if len(hosts) == 1 else "",
                 )
                 begins = None
