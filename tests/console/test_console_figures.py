@@ -33,6 +33,7 @@ from headrace.console.screens.health_rooms import (
 from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import (
+    KEPT_WAIT_S,
     NO_DATA,
     Chart,
     Line,
@@ -291,6 +292,22 @@ async def test_a_slow_read_shows_the_last_answer_with_its_age():
     assert await rates.kept("nodes", 0.0, slow) == "new", "the same read continued"
     assert [one.tone for one in stale_issues(31.0)] == ["warn"]
     assert not [*stale_issues(29.0)]
+
+
+async def test_an_outdated_answer_waits_for_the_probe_of_a_dead_node():
+    """Such a probe takes over KEPT_WAIT_S, and the last answer may be from before it died."""
+    rates, answer = Rates(None), asyncio.Event()
+
+    async def probe():
+        await answer.wait()
+        return "new"
+
+    async def before():
+        return "old"
+
+    assert await rates.kept("nodes", 0.0, before) == "old"
+    asyncio.get_running_loop().call_later(KEPT_WAIT_S + 0.1, answer.set)
+    assert await rates.kept("nodes", 0.0, probe) == "new"
 
 
 def test_a_check_without_an_answer_in_time_is_no_outage():

@@ -49,6 +49,8 @@ RECENT_S: Final = 600.0
 """Time span of `Rates.grown`."""
 MARK_EVERY_S: Final = 60.0
 KEPT_WAIT_S: Final = 1.0
+OUTDATED_WAIT_S: Final = 2.0
+"""Wait for a newer answer if the last is outdated: a probe of a dead node takes over a second."""
 WATCHED: Final = frozenset(
     {
         "media_cuts_total",
@@ -88,7 +90,8 @@ class Rates:
         """What `call` returned, at most `for_s` ago; for reads that are too slow for each page.
 
         One that takes longer than KEPT_WAIT_S continues without the page, which gets what was
-        returned before; `age_s` is its age.
+        returned before; `age_s` is its age. An answer that is older than twice `for_s`, as after a
+        time without pages, is returned only after OUTDATED_WAIT_S.
         """
         known = self._kept.get(name)
         if known is not None and time.monotonic() - known[0] < for_s:
@@ -99,7 +102,8 @@ class Rates:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         if known is None:
             return await asyncio.shield(task)
-        await asyncio.wait([task], timeout=KEPT_WAIT_S)
+        is_outdated = time.monotonic() - known[0] > 2 * for_s
+        await asyncio.wait([task], timeout=OUTDATED_WAIT_S if is_outdated else KEPT_WAIT_S)
         return task.result() if task.done() else known[1]
 
     async def _load(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
