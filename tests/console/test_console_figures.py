@@ -141,6 +141,11 @@ def test_a_chart_without_values_is_quiet():
     assert not Chart(**heat, counts=[None, [0, 2]]).is_quiet
 
 
+def test_a_chart_marks_values_at_the_limit_of_its_measurement():
+    assert Chart(xs=[1], lines=[Line("p99", [86_400])], top=86_400).document()["top"] == 86_400
+    assert "top" not in Chart(xs=[1], lines=[]).document()
+
+
 def test_growth_is_that_of_ten_minutes():
     rates = Rates(None)
     cut = 'media_cuts_total{reason="source",role="media"}'

@@ -23,6 +23,7 @@ from headrace.jobs import (
     Task,
 )
 from headrace.jobs.errors import InvalidTask, LaneExhausted
+from headrace.jobs.model import jobs_run_seconds, jobs_wait_seconds
 from headrace.jobs.outcomes import (
     DONE,
     Outcome,
@@ -247,3 +248,10 @@ async def test_a_job_is_enqueued_into_its_window(jobs, registry):
     assert all(3_590 <= (at - now).total_seconds() <= 3 * 3_600 + 60 for at in moments)
     with pytest.raises(InvalidTask, match="spread: expected a duration"):
         await handle.enqueue(n=1, spread="some time")
+
+
+@pytest.mark.parametrize("metric", [jobs_wait_seconds, jobs_run_seconds])
+def test_times_of_hours_are_measured(metric):
+    [family] = metric.collect()
+    bounds_s = {float(one.labels["le"]) for one in family.samples if "le" in one.labels}
+    assert {60.0, 600.0, 3_600.0, 86_400.0} <= bounds_s

@@ -401,6 +401,7 @@ class _Loader:
             kind=kind,
             step_s=self._span.step_s,
             brush=spec.brush if self._by == "key" else "",
+            top=max(found.buckets.bounds_s, default=None) if found.buckets else None,
         )
 
 

@@ -444,6 +444,8 @@ class Chart:
     """The list that a selected time opens, as path and name, `/fetch/photos|photos`."""
     bounds_s: Sequence[float] = ()
     """Upper bounds of the counts of a heat map; the last count is over all of them."""
+    top: float | None = None
+    """The highest value that can be measured: a value there may be greater."""
     counts: Sequence[Sequence[float] | None] = ()
 
     @property
@@ -465,6 +467,7 @@ class Chart:
             "kind": self.kind,
             "labels": list(self.labels),
             "step": self.step_s,
+            **({"top": self.top} if self.top is not None else {}),
             **({"bounds": list(self.bounds_s), "counts": list(self.counts)} if self.counts else {}),
             "lines": [
                 {"label": line.label, "tone": line.tone, "values": list(line.values)}

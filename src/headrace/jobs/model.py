@@ -422,9 +422,18 @@ OUTCOMES: Final = (
 jobs_finished = counter(
     "jobs_finished_total", "Jobs that this process settled, by outcome.", outcome=OUTCOMES
 )
-jobs_run_seconds = histogram("jobs_run_seconds", "Run time of handler calls.")
+JOB_BUCKETS_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0),
+)
+"""Jobs wait for hours under a backlog, and run for hours if their timeout permits."""
+jobs_run_seconds = histogram(
+    "jobs_run_seconds", "Run time of handler calls.", buckets_s=JOB_BUCKETS_S
+)
 jobs_wait_seconds = histogram(
-    "jobs_wait_seconds", "From due to claimed, of the first job of each lease."
+    "jobs_wait_seconds",
+    "From due to claimed, of the first job of each lease.",
+    buckets_s=JOB_BUCKETS_S,
 )
 leases_lost = counter(
     "jobs_leases_lost_total", "Leases that no longer existed when this process acked."

@@ -48,8 +48,9 @@ const headraceCharts = (() => {
     for (; left >= 1024 && unit < units.length - 1; unit += 1) left /= 1024;
     return `${left >= 100 || !unit ? Math.round(left) : digits(Number(left.toPrecision(3)))} ${units[unit]}`;
   };
-  const written = (unit) => (value) => {
+  const written = ({ unit, top }) => (value) => {
     if (value === null || value === undefined) return "no data";
+    if (value === top) return `≥ ${seconds(value)}`;
     if (unit === "s") return seconds(value);
     return unit === "bytes/s" ? `${bytes(value)}/s` : short(value);
   };
@@ -94,7 +95,7 @@ const headraceCharts = (() => {
       const values = state.data.lines[at - 1]?.values ?? [];
       const shown = row === null ? latest(values) : values[Math.min(row, values.length - 1)];
       // Counts are scaled to whole minutes, so digits after the point would be noise.
-      return written(data.unit)(data.unit.endsWith("/min") && shown >= 1 ? Math.round(shown) : shown);
+      return written(data)(data.unit.endsWith("/min") && shown >= 1 ? Math.round(shown) : shown);
     };
     const one = { label: line.label, stroke, width: 1.5, value, points: { show: false, filter: alone, size: 5 } };
     if (data.kind === "bars") {
@@ -245,7 +246,7 @@ const headraceCharts = (() => {
     const { data } = state;
     if (data.kind !== "heat") {
       const isSize = data.unit === "bytes/s";
-      return { ...axis, size: 58, values: (_, ticks) => ticks.map(isSize ? bytes : written(data.unit)), ...(isSize ? { incrs: BINARY } : {}) };
+      return { ...axis, size: 58, values: (_, ticks) => ticks.map(isSize ? bytes : written({ unit: data.unit })), ...(isSize ? { incrs: BINARY } : {}) };
     }
     const rows = data.bounds.length;
     const every = Math.max(1, Math.ceil(rows / 5));
@@ -294,7 +295,7 @@ const headraceCharts = (() => {
 
   const describe = (plot, data) => {
     const [what] = plot.getAttribute("aria-label").split("; ");
-    const values = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${written(data.unit)(latest(line.values))}`);
+    const values = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${written(data)(latest(line.values))}`);
     plot.setAttribute("aria-label", [what, ...values].join("; "));
   };
   const shapeOf = (data) => JSON.stringify([data.kind, data.lines.map((line) => [line.label, line.tone]), data.bounds, data.step, data.unit]);
