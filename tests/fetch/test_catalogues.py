@@ -65,6 +65,20 @@ async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
     assert run.photos_pending == 30
 
 
+async def test_faults_of_a_customers_newest_run_stay_while_others_import(shop):
+    broken = await shop.run(f"{HEAD}a,A,5,ftp://x/a.jpg\nb,B,5,http://10.0.0.1/b.jpg\n")
+    for other in ("other0", "other1"):
+        await shop.fetch.customers.set(other, starts_max=10, window_s=1, connections=1)
+        await shop.run(HEAD + rows(1), customer=other)
+    [found] = await shop.fetch.lookup.faulty_runs()
+    assert (found.run, found.photos_by_outcome) == (
+        broken.run,
+        {"refused:forbidden_address": 1, "refused:scheme": 1},
+    )
+    await shop.run(HEAD + rows(1))
+    assert await shop.fetch.lookup.faulty_runs() == []
+
+
 async def test_a_dry_run_creates_no_job_and_the_last_five_are_kept(shop):
     await shop.run(HEAD + rows(20))
     jobs_before = [q.ready for q in await shop.jobs.queues.all()]

@@ -290,7 +290,7 @@ class Sources:
     async def _note_run(
         self, payload: CatalogueJob, source: SourceToBring, download: Download, run_id: int
     ) -> None:
-        run = (await store.runs.find_runs(self._postgres, run_id=run_id))[0]
+        run = (await store.runs.find_runs(self._postgres, run_ids=[run_id]))[0]
         is_good = run.state in GOOD_STATES
         await self._postgres.run(
             SQL.note_brought,

@@ -18,6 +18,8 @@ NODES_AGE_S: Final = 30.0
 MISSING_SHARE: Final = 0.001
 MISSING_MIN: Final = 10
 """From this share and number of 404 answers on, objects of media are reported as missing."""
+OUTCOMES_SHOWN: Final = 3
+"""Causes of photos that one line names."""
 BAD_RUNS: Final = ("refused", "abandoned")
 _TROUBLES: Final[Mapping[str, tuple[str, str, str, str]]] = {
     "held_item": (
@@ -43,12 +45,16 @@ _TROUBLES: Final[Mapping[str, tuple[str, str, str, str]]] = {
 
 
 def run_issues(
-    runs: PanelData[Sequence[Any]] | None, held: int | None, outcome_text: Any
+    runs: PanelData[Sequence[Any]] | None,
+    faulty: PanelData[Sequence[Any]] | None,
+    held: int | None,
+    outcome_text: Any,
 ) -> Iterator[Issue]:
     """Runs that wait or were refused, and customers whose newest run lacks photos.
 
-    `held` counts all held runs, also older ones than in `runs`. `outcome_text` returns the sentence
-    of a photo's outcome.
+    `faulty` are the newest runs of customers that were refused or lack photos. `held` counts all
+    held runs, also older ones than in `runs`. `outcome_text` returns the sentence of a photo's
+    outcome.
     """
     found = list((runs.value if runs is not None else None) or ())
     waiting = [run for run in found if str(run.state) == "held"]
@@ -75,11 +81,9 @@ def run_issues(
             text="no items were changed",
             fix="Review their changes, then apply or discard each.",
         )
-    newest: dict[str, Any] = {}
-    for run in found:
-        newest.setdefault(run.customer, run)
-    yield from _refused_issues(newest.values())
-    yield from _photo_issues(newest.values(), outcome_text)
+    newest = list((faulty.value if faulty is not None else None) or ())
+    yield from _refused_issues(newest)
+    yield from _photo_issues(newest, outcome_text)
 
 
 def _refused_issues(newest: Iterable[Any]) -> Iterator[Issue]:
@@ -105,15 +109,15 @@ def _photo_issues(newest: Iterable[Any], outcome_text: Any) -> Iterator[Issue]:
             if outcome.startswith(("failed:", "refused:"))
         }
         if bad:
-            lacking.append((sum(bad.values()), max(bad, key=lambda one: bad[one]), run))
+            lacking.append((sum(bad.values()), bad, run))
     lacking.sort(key=lambda one: -one[0])
-    for photos, outcome, run in lacking[:CAUSES_SHOWN]:
+    for photos, bad, run in lacking[:CAUSES_SHOWN]:
         yield Issue(
             tone="warn",
             subject=f"photos of {run.customer}",
             href=f"{PREFIX}/fetch/runs/{run.run}?list=photos#lists",
             text=f"{pluralize(photos, 'photo')} of {run.photos:,} in the newest run not stored",
-            cause=outcome_text(outcome),
+            cause=_causes_of(bad, outcome_text),
             since_at=run.started_at,
             fix="Their items are published without them. Broken links are requested again with"
             " later imports.",
@@ -128,6 +132,23 @@ def _photo_issues(newest: Iterable[Any], outcome_text: Any) -> Iterator[Issue]:
             text=f"{photos} not stored",
             fix="",
         )
+
+
+def _causes_of(bad: Mapping[str, int], outcome_text: Any) -> str:
+    """The commonest outcomes, each with its count if there are several."""
+    ordered = sorted(bad.items(), key=lambda one: (-one[1], one[0]))
+    if len(ordered) == 1:
+        return str(outcome_text(ordered[0][0]))
+    texts = [
+        f"{pluralize(photos, 'photo')}: {outcome_text(outcome)}" for outcome, photos in ordered
+    ]
+    others = sum(photos for _, photos in ordered[OUTCOMES_SHOWN:])
+    return "; ".join(
+        [
+            *texts[:OUTCOMES_SHOWN],
+            *([f"{pluralize(others, 'photo')}: other causes"] if others else []),
+        ]
+    )
 
 
 def trouble_issues(troubles: PanelData[Sequence[Any]] | None) -> Iterator[Issue]:

@@ -217,6 +217,8 @@ ISSUES_SHOWN: Final = 15
 
 BACKUPS_EVERY_S: Final = 60.0
 """The archive is read at most so often: it has an object for each write of new log."""
+FAULTY_EVERY_S: Final = 5.0
+"""The newest run of each customer is read at most so often."""
 NODES_EVERY_S: Final = 10.0
 """Nodes of a cluster are probed at most so often."""
 
@@ -238,6 +240,7 @@ class Sources:
     backlog: PanelData[Any]
     runs: PanelData[Sequence[Any]] | None
     troubles: PanelData[Sequence[Any]] | None
+    faulty_runs: PanelData[Sequence[Any]] | None
     disks: PanelData[Any]
     nodes: PanelData[Any]
     backups: PanelData[BackupsState]
@@ -285,6 +288,8 @@ async def _read(context: ViewContext) -> Sources:
         newest = partial(fetch.runs.newest, runs_max=RUNS_LOOKED_AT)
         calls["runs"] = ("fetch:read", newest)
         calls["troubles"] = ("fetch:read", fetch.lookup.troubles)
+        faulty = partial(context.rates.kept, "faulty", FAULTY_EVERY_S, fetch.lookup.faulty_runs)
+        calls["faulty_runs"] = ("fetch:read", faulty)
     if media.config.disks:
         calls["disks"] = ("media:read", media.disks.list)
     if media.config.node is not None:
@@ -303,6 +308,7 @@ async def _read(context: ViewContext) -> Sources:
     absent = {
         "runs": None,
         "troubles": None,
+        "faulty_runs": None,
         "disks": NO_DATA,
         "nodes": NO_DATA,
         "backups": NO_DATA,
@@ -330,6 +336,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "Crons": ("/jobs/crons", found.crons),
             "Secrets": ("/jobs/hosts", found.secrets),
             "Fetch": ("/fetch", found.runs),
+            "Photos": ("/fetch/photos?show=broken", found.faulty_runs),
             "Views": ("/views/lag", found.lag),
             "Feed": ("/feed", found.shards),
             "Media disks": ("/media", found.disks),
@@ -354,7 +361,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             if one.kind == "held_run"
         ]
         texts = Texts.load(config=fetch.config)
-        yield from health_rooms.run_issues(found.runs, sum(held), texts.outcome)
+        yield from health_rooms.run_issues(found.runs, found.faulty_runs, sum(held), texts.outcome)
     yield from health_rooms.views_issues(found.lag)
     yield from health_rooms.feed_issues(found.backlog, found.shards)
     yield from health_rooms.media_issues(rates, found.disks, found.nodes, OF_NODE)

@@ -50,7 +50,7 @@ class Runs:
         """State and counts of a run, as `tx` sees it if given. Raises: RunUnknown."""
         is_id = 0 < run_id <= BIGINT_MAX
         runner = tx or self._postgres
-        found = await store.runs.find_runs(runner, run_id=run_id) if is_id else []
+        found = await store.runs.find_runs(runner, run_ids=[run_id]) if is_id else []
         if not found:
             raise RunUnknown(run_id)
         return found[0]

@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.engines.postgres import Postgres, from_row
+from headrace.fetch.model import Run
 from headrace.fetch.sql import SQL
+from headrace.fetch.store.runs import find_runs
 from headrace.fetch.validation import find_item_id
 
 TROUBLES_COUNTED_MAX: Final = 1_000
@@ -57,6 +59,12 @@ class Lookup:
         """Held items and runs, sources that fail, and webhooks that fail or are disabled."""
         rows = await self._postgres.all(SQL.troubles, rows_max=TROUBLES_COUNTED_MAX)
         return [from_row(Trouble, row) for row in rows]
+
+    async def faulty_runs(self, *, runs_max: int = 200) -> list[Run]:
+        """Newest run of each customer, if it was refused or abandoned, or lacks photos."""
+        rows = await self._postgres.all(SQL.faulty_newest_runs, rows_max=runs_max)
+        ids = [row["id"] for row in rows]
+        return await find_runs(self._postgres, run_ids=ids, rows_max=runs_max) if ids else []
 
     async def customers(self, part: str, *, rows_max: int = 5) -> list[str]:
         """Customers whose name contains `part`; those that begin with it first."""

@@ -20,6 +20,20 @@ SELECT 'webhook', count(*), min(coalesce(failing_since, disabled_at)),
 FROM (SELECT * FROM headrace.fetch_webhook WHERE failures > 0 OR disabled_at IS NOT NULL
     LIMIT :rows_max) w HAVING count(*) > 0;
 
+-- name: faulty_newest_runs
+-- Newest run of each customer, if it was refused or abandoned, or lacks photos: up to :rows_max.
+SELECT n.id FROM headrace.fetch_customer c
+CROSS JOIN LATERAL (
+    SELECT r.id, r.state FROM headrace.fetch_run r
+    WHERE r.customer = c.customer ORDER BY r.id DESC LIMIT 1
+) n
+WHERE n.state IN ('refused', 'abandoned') OR EXISTS (
+    SELECT FROM headrace.fetch_count f
+    WHERE f.run_id = n.id AND f.photos > 0
+        AND (starts_with(f.outcome, 'failed:') OR starts_with(f.outcome, 'refused:'))
+)
+ORDER BY n.id DESC LIMIT :rows_max;
+
 -- name: customers_like
 -- Customers whose name contains a text; those that begin with it first.
 SELECT customer FROM headrace.fetch_customer WHERE strpos(lower(customer), lower(:part)) > 0

@@ -533,7 +533,7 @@ ORDER BY c.item LIMIT 1000;
 ANALYZE headrace.fetch_item;
 
 -- name: runs
--- Runs, newest first: one by id, those of a customer, in some states, below an id, or all.
+-- Runs, newest first: by ids, those of a customer, in some states, below an id, or all.
 SELECT r.*, counts.by_outcome, coalesce(counts.decided, 0) AS photos_decided,
     pace.photos AS paced, pace.seconds AS paced_s, c.starts_max / c.window_s AS rate_per_s
 FROM headrace.fetch_run r
@@ -549,7 +549,7 @@ LEFT JOIN LATERAL (
     FROM headrace.fetch_pace p
     WHERE p.run_id = r.id AND p.minute >= date_trunc('minute', now()) - interval '2 min'
 ) pace ON r.state = 'applied'
-WHERE (:run_id::bigint IS NULL OR r.id = :run_id)
+WHERE (:run_ids::bigint[] IS NULL OR r.id = ANY(:run_ids::bigint[]))
     AND (:customer::text IS NULL OR r.customer = :customer)
     AND (:states::text[] IS NULL OR r.state = ANY(:states::text[]))
     AND (:before::bigint IS NULL OR r.id < :before)

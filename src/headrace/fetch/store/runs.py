@@ -160,7 +160,7 @@ async def note_reading(
 async def find_runs(
     runner: Runner,
     *,
-    run_id: int | None = None,
+    run_ids: Sequence[int] | None = None,
     customer: str | None = None,
     states: Sequence[str] | None = None,
     before: int | None = None,
@@ -169,7 +169,7 @@ async def find_runs(
     """Runs, newest first."""
     rows = await runner.all(
         SQL.runs,
-        run_id=run_id,
+        run_ids=None if run_ids is None else list(run_ids),
         customer=customer,
         states=states,
         before=before,
