@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
+from headrace.console.history import largest_queues
 from headrace.console.rendering import FILTERS
 from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
@@ -146,6 +147,14 @@ def test_a_chart_marks_values_at_the_limit_of_its_measurement():
     assert "top" not in Chart(xs=[1], lines=[]).document()
 
 
+def test_a_chart_of_queues_names_those_with_the_largest_sums():
+    lines = [Line(f"q{n}", [0.0, n]) for n in range(10)] + [Line("", [1, 2])]
+    *named, others = largest_queues(lines)
+    assert [one.label for one in named] == [f"q{n}" for n in range(9, 1, -1)]
+    assert (others.label, others.values) == ("other queues", [1, 3])
+    assert [one.label for one in largest_queues(lines[:2])] == ["q1"]
+
+
 def test_growth_is_that_of_ten_minutes():
     rates = Rates(None)
     cut = 'media_cuts_total{reason="source",role="media"}'
@@ -234,14 +243,17 @@ def test_troubles_of_the_rooms_are_issues_with_remedies():
 
     bad = {"failed:http_404": 2, "refused:not_an_image": 1}
     runs = [run(4, "a", stored=5, **bad), run(3, "b", "held"), run(2, "c", "refused"), run(1, "a")]
-    held, others, refused, photos = run_issues(PanelData(runs), 3, str.upper)
+    faulty = PanelData([runs[0], runs[2]])
+    held, others, refused, photos = run_issues(PanelData(runs), faulty, 3, str.upper)
     assert [one.label for one in held.remedies] == ["Apply", "Discard"]
     assert others.subject == "2 other held catalogues"
     assert (refused.subject, refused.cause) == ("catalogue of c was refused", "why")
     assert (photos.text, photos.cause) == (
         "3 photos of 9 in the newest run not stored",
-        "FAILED:HTTP_404",
+        "2 photos: FAILED:HTTP_404; 1 photo: REFUSED:NOT_AN_IMAGE",
     )
+    one_cause = PanelData([run(5, "a", **{"failed:http_404": 2})])
+    assert [one.cause for one in run_issues(None, one_cause, 0, str.upper)] == ["FAILED:HTTP_404"]
     trouble = {"things": 1, "since_at": NOON, "cause": "429", "customer": "a", "run": None}
     found = [Trouble(kind=kind, **trouble) for kind in ("webhook", "held_run")]
     [webhook] = trouble_issues(PanelData(found))

@@ -143,6 +143,9 @@ async def test_the_busiest_queues_have_steps_of_their_own(jobs, queue_ids, postg
         one.done for one in await jobs.fleet.history(**span, step_s=1200) if one.queue == "mail"
     ][-1:]
     assert whole in (3, 4, 7)
+    await sql("UPDATE headrace.queue_minute SET ready = 9 WHERE done = 1")
+    named = {one.queue for one in await jobs.fleet.history(**span, queues_max=1)}
+    assert named == {"mail", "photos"}, "the queue with most waiting jobs is named too"
     day = timedelta(days=1)
     for step_s, length in ((10, timedelta(minutes=5)), (60, day), (60, -day)):
         with pytest.raises(InvalidFilter, match="steps"):

@@ -338,12 +338,13 @@ class _Loader:
         queues = defaultdict[str, list[QueueStep]](list)
         for step in steps:
             queues[step.queue].append(step)
-        order = sorted(queues, key=lambda queue: (not queue, -sum(s.done for s in queues[queue])))
-        label_of = {queue: queue or OTHER_QUEUES for queue in order}
-        by_queue = [
-            rate(label_of[q], "", ((s, s.done + s.failed) for s in queues[q])) for q in order
-        ]
-        waiting = [line(label_of[q], "", ((s, s.ready) for s in queues[q])) for q in order]
+        by_queue = largest_queues(
+            rate(queue, "", ((s, s.done + s.failed) for s in some))
+            for queue, some in queues.items()
+        )
+        waiting = largest_queues(
+            line(queue, "", ((s, s.ready) for s in some)) for queue, some in queues.items()
+        )
         ended = self._stack(shown, "jobs/min", "/jobs/jobs?state=failed|failed jobs")
         charts = [("jobs-ended", "Finished jobs", ended)]
         if self._room == "jobs":
@@ -437,6 +438,15 @@ def busiest(lines: Sequence[Line]) -> list[Line]:
     by_size = sorted(lines, key=lambda one: -sum(value or 0 for value in one.values))
     kept = by_size[: LINES_MAX - 1]
     return [*(one for one in lines if one in kept), summed(OTHERS, by_size[LINES_MAX - 1 :])]
+
+
+def largest_queues(lines: Iterable[Line]) -> list[Line]:
+    """Up to LINES_MAX lines of queues with the largest sums; the others, with queue '', are one."""
+    some = [one for one in lines if any(one.values)]
+    some.sort(key=lambda one: (not one.label, -sum(value or 0 for value in one.values)))
+    named = [one for one in some if one.label][:LINES_MAX]
+    others = some[len(named) :]
+    return [*named, *([summed(OTHER_QUEUES, others)] if others else [])]
 
 
 def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:

@@ -93,8 +93,9 @@ class Fleet:
     async def history(
         self, *, from_at: datetime, to_at: datetime, step_s: int = 60, queues_max: int = 7
     ) -> list[QueueStep]:
-        """Counts of the busiest queues in steps, and of all others together, oldest first.
+        """Counts of queues in steps, and of all others together, oldest first.
 
+        Named are the `queues_max` that ended most jobs and the `queues_max` with most waiting jobs.
         Steps of an hour and more are read from hours, which are kept longer. Raises: InvalidFilter.
         """
         length_s = (to_at - from_at).total_seconds()

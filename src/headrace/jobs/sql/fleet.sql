@@ -199,8 +199,8 @@ WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 m
 GROUP BY m.minute ORDER BY m.minute;
 
 -- name: queue_steps
--- Counts of the :queues_max busiest queues in steps of :step_s, oldest first, with all others
--- together as queue ''. Waiting jobs are the highest count of the step.
+-- Counts of queues in steps of :step_s, oldest first: of the :queues_max that ended most jobs and
+-- the :queues_max with most waiting jobs, with all others together as queue ''. Waiting jobs are the highest count of the step.
 WITH rows AS MATERIALIZED (
     SELECT m.queue, m.minute AS at, m.done, m.failed, m.cancelled, m.retried, m.lost, m.ready
     FROM headrace.queue_minute m
@@ -210,10 +210,17 @@ WITH rows AS MATERIALIZED (
     FROM headrace.queue_hour h
     WHERE :is_hourly::boolean AND h.hour >= :from_at AND h.hour < :to_at
 ), busiest AS MATERIALIZED (
-    SELECT r.queue FROM rows r GROUP BY r.queue
-    HAVING sum(r.done + r.failed + r.cancelled + r.retried + r.lost + coalesce(r.ready, 0)) > 0
-    ORDER BY sum(r.done + r.failed + r.cancelled + r.retried + r.lost) DESC,
-        max(r.ready) DESC NULLS LAST, r.queue LIMIT :queues_max
+    SELECT t.queue FROM (
+        SELECT s.*, row_number() OVER (ORDER BY s.ended DESC, s.queue) AS by_ended,
+            row_number() OVER (ORDER BY s.waiting DESC, s.queue) AS by_waiting
+        FROM (
+            SELECT r.queue, sum(r.done + r.failed + r.cancelled + r.retried + r.lost) AS ended,
+                sum(coalesce(r.ready, 0)) AS waiting
+            FROM rows r GROUP BY r.queue
+        ) s
+    ) t
+    WHERE (t.ended > 0 AND t.by_ended <= :queues_max)
+        OR (t.waiting > 0 AND t.by_waiting <= :queues_max)
 ), steps AS (
     SELECT date_bin(:step_s::float8 * interval '1 second', r.at, timestamptz 'epoch') AS at,
            r.queue, max(b.queue) AS shown, sum(r.done)::bigint AS done,
