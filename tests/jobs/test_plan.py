@@ -226,10 +226,16 @@ def test_a_queue_that_needs_slots_takes_idle_ones_and_then_the_comfort_of_others
     assert total(made.slots) == {"key": 8, "idle": 4, "busy": 8}
     assert codes_of(made) == {("key", "below_need"), ("idle", "idle_surplus")}
     why = next(move.why for move in made.moves if move.code == "below_need")
-    assert why == "key had 4 slots and needs 8 for 12 jobs/s of 0.5 s with 0 active: it now has 8"
+    assert why == "key needs 8 slots: 12 jobs/s, 0.5 s each, 0 waiting or running: 4 -> 8"
     made = plan([busy("key", 8.5, importance=0), *others], fleet(1, 20), current)
     assert total(made.slots) == {"key": 11, "idle": 2, "busy": 7}
     assert codes_of(made) == {("key", "below_need"), ("idle", "surplus"), ("busy", "comfort")}
+    why = {move.code: move.why for move in made.moves}
+    assert why["comfort"] == "busy gave 1 slot to a queue that needs it more: 8 -> 7"
+    assert why["surplus"] == (
+        "idle gave 6 slots to queues that need them more, since it had more than its demand of 2:"
+        " 8 -> 2"
+    )
 
 
 def test_a_backlog_gets_only_what_no_other_queue_needs():

@@ -214,7 +214,7 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
         await planner.run_once()
     [alert] = await jobs.fleet.alerts(is_open=True)
     assert (alert.rule, alert.subject) == ("oldest_waits", "photos")
-    assert "its oldest due job waits for 6" in alert.text
+    assert "its oldest due job had waited 6" in alert.text
     await sql("DELETE FROM headrace.job_ready")
     for _ in range(rule.clear_after):
         await planner.run_once()

@@ -52,7 +52,7 @@ FIXES: Final[Mapping[str, str]] = {
     " or too few slots.",
     "many_fail": "Read the errors of its failed jobs. After a fix, retry all of them.",
     "at_max": "Raise the maximum of slots if the hosts have capacity, or speed up its handlers.",
-    "fleet_short": "Add hosts, or lower the slots of other queues.",
+    "fleet_short": "If slots of other queues are idle, lower their minimums; otherwise add hosts.",
     HOST_RULE: "Check that machine. No job is lost: 30 s after its last report, other hosts take"
     " its jobs. If it will not return: `headrace fleet forget HOST`.",
 }

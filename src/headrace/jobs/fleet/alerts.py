@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.jobs.model import JobsConfig
 from headrace.kernel.metrics import gauge
+from headrace.kernel.terminal import pluralize
 
 GROWTH_S: Final = 600.0
 """Span over which growth is measured."""
@@ -54,6 +55,8 @@ class QueueObservation(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet has too little room for it."""
     is_loaded: bool = False
     """Hosts that could work it add no slots now, since their slots are short of CPU."""
+    idle_elsewhere: int = 0
+    """Slots of other queues that were without work."""
     slots: int = 0
     slots_min: int = 0
 
@@ -112,7 +115,12 @@ def _oldest_waits(
 ) -> str | None:
     if now.oldest_age_s <= config.alert_oldest_s:
         return None
-    return f"its oldest due job waits for {now.oldest_age_s:.0f} s"
+    return _waited(now)
+
+
+def _waited(now: QueueObservation) -> str:
+    """The text is stored with the alert and read later, so it states when this was."""
+    return f"its oldest due job had waited {now.oldest_age_s:.0f} s when this alert was raised"
 
 
 def _many_fail(now: QueueObservation, _: QueueObservation | None, config: JobsConfig) -> str | None:
@@ -131,12 +139,18 @@ def _is_at_max(now: QueueObservation, _: QueueObservation | None, __: JobsConfig
 def _is_short(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
     if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
         return None
-    waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
+    waited = _waited(now)
     if now.is_loaded:
-        return (
-            f"{waits}, and hosts short of CPU add no slots: see what else runs there, or add hosts"
+        return f"{waited}; hosts short of CPU add no slots: see what else runs there, or add hosts"
+    if now.idle_elsewhere:
+        idle = pluralize(
+            now.idle_elsewhere, "slot of other queues was", "slots of other queues were"
         )
-    return f"{waits}, and the fleet has too little room for what it needs: add hosts"
+        return (
+            f"{waited}; no host had room for another slot, but {idle} idle: lower their minimums,"
+            " or raise its importance"
+        )
+    return f"{waited}; no host had room for another slot, and no slot was idle: add hosts"
 
 
 def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:

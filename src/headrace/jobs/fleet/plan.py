@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.jobs.fleet.placement import Change, ClusterMap, HostRoom, net_changes
+from headrace.kernel.terminal import pluralize
 
 BISECTIONS = 50
 
@@ -418,26 +419,34 @@ class _Reasons:
         if share.slots <= share.before:
             return "replaced", f"{name} keeps its {share.slots} slots: here are some lost elsewhere"
         if share.before < queue.low:
-            text = f"{name} had {share.before} slots, its minimum is {queue.low}"
-            return "below_min", f"{text}: it now has {share.slots}"
+            text = f"{name} lacks slots of its minimum of {queue.low}"
+            return "below_min", f"{text}: {share.before} -> {share.slots}"
         need = queue.need
         text = (
-            f"{name} had {share.before} slots and needs {share.floor} for"
-            f" {need.rate_per_s:.3g} jobs/s"
-            f" of {need.handler_s:.3g} s with {need.active} active: it now has {share.slots}"
+            f"{name} needs {pluralize(share.floor, 'slot')}: {_digits(need.rate_per_s)} jobs/s,"
+            f" {_digits(need.handler_s)} s each, {need.active:,} waiting or running:"
+            f" {share.before} -> {share.slots}"
         )
         return "below_need", text
 
     def _removed(self, name: str) -> tuple[str, str]:
         queue, share = self.queues[name], self.shares[name]
         code = self.given_up[name]
-        limit = {
-            "over_max": f"its maximum is {queue.need.slots_max}",
-            "idle_surplus": f"far above its demand of {share.demand}, and others lack some",
-            "surplus": f"above its demand of {share.demand}, and others lack some",
-            "comfort": f"it needs fewer than its demand of {share.demand}, and others lack some",
+        given = share.before - share.slots
+        others = "a queue that needs it more" if given == 1 else "queues that need them more"
+        gave = f"{name} gave {pluralize(given, 'slot')} to {others}"
+        text = {
+            "over_max": f"{name} had more slots than its maximum of {queue.need.slots_max}",
+            "idle_surplus": f"{gave}, since it had far more than its demand of {share.demand}",
+            "surplus": f"{gave}, since it had more than its demand of {share.demand}",
+            "comfort": gave,
         }[code]
-        return code, f"{name} had {share.before} slots, {limit}: it now has {share.slots}"
+        return code, f"{text}: {share.before} -> {share.slots}"
+
+
+def _digits(value: float) -> str:
+    """The value with two digits, and without decimals from 100 on."""
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
 _STANDING: Final = {

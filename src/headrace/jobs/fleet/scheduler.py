@@ -25,6 +25,7 @@ import asyncio
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPException
@@ -426,6 +427,12 @@ def observation(
     shares = {} if planned is None else planned.queues
     loaded = facts.loaded_queue_ids
     with_code = {queue_id for host in facts.hosts for queue_id in host.queue_ids}
+    idle = Counter(
+        slot.queue
+        for host in facts.hosts_alive
+        for slot in host.shown.slots
+        if slot.queue is not None and slot.busy_s <= 0
+    )
     queues = {}
     for queue in facts.queues:
         if queue.calls == 0 and queue.id not in with_code:
@@ -441,6 +448,7 @@ def observation(
             is_at_max=share is not None and share.is_at_max,
             is_short=share is not None and share.is_short,
             is_loaded=queue.id in loaded,
+            idle_elsewhere=idle.total() - idle[queue.name],
             slots=0 if share is None else share.slots,
             slots_min=0
             if share is None or queue.is_paused
