@@ -91,8 +91,7 @@ def disk_fix(path: str, fault: str) -> str:
         # The node runs as the owner of its data folder, and so does this command.
         uid = os.geteuid()
         names = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid == uid]
-        owner = names[0] if names else str(uid)
-        return f"`chown -R {owner} {path}` as root, then restart the node"
+        return f"`chown -R {names[0] if names else uid} {path}` as root, then restart the node"
     return "replace it and run `headrace media disks add`, or run `headrace media disks retire`"
 
 
