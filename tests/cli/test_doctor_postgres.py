@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from tests.kit.own_postgres import run_statements
+from tests.kit.own_postgres import OwnPostgres, run_statements
 
 from headrace import Headrace
 from headrace.cli import doctor_engines
@@ -119,6 +119,21 @@ async def test_a_harm_to_the_database_is_found(look, database_url, harm):
     if harm == "connections":
         few = {"postgres.connections_max": "2", "postgres.slot_connections_max": "1"}
         assert await look(**{"jobs.floats": "1", **few}) == {}
+
+
+@pytest.mark.slow
+async def test_commits_without_their_standby_fail(look, servers_folder):
+    server = OwnPostgres(servers_folder / "p", "18", synchronous_standby_names="b, c")
+    await server.make()
+    await server.start()
+    finding = (await look(server.url))["postgres"]
+    server.end()
+    assert finding.state == "fail"
+    assert finding.text == (
+        "commits wait for a synchronous standby: synchronous_standby_names is 'b, c', and none is"
+        " connected"
+    )
+    assert "patronictl list" in finding.fix
 
 
 async def test_a_database_without_unicode_fails(look, running_engines):
