@@ -15,6 +15,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -231,10 +232,21 @@ class Breaker:
         return f"killed process {killed}; a photo was read again, with the right SHA-256"
 
     def _kill_busy_slot(self) -> tuple[int, str] | None:
-        """Kill a slot that works on an errand; returns its pid and title."""
+        """Kill a slot in the middle of an errand; returns its pid and title."""
         at_work = self._records.open_runs()
         busy = [one for one in self._slots() if one[0] in at_work]
-        return next((one for one in busy if self._kill(one[0], "headrace slot")), None)
+        return next((one for one in busy if self._kill_at_work(one[0])), None)
+
+    def _kill_at_work(self, pid: int) -> bool:
+        """Stop a slot, and kill it unless its errand has ended meanwhile."""
+        if not self._kill(pid, "headrace slot", signal.SIGSTOP):
+            return False
+        try:
+            return pid in self._records.open_runs() and self._kill(pid, "headrace slot")
+        except sqlite3.OperationalError:  # stopped while it wrote: it holds the lock
+            return False
+        finally:
+            self._kill(pid, "headrace slot", signal.SIGCONT)
 
     def _slots(self) -> Iterator[tuple[int, str]]:
         for pid in descendants(self._up_pid):

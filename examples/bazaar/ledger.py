@@ -205,7 +205,7 @@ class Ledger:
         counted = total - self._counted_before
         opened = self._adverts.opened() - self._opened_before
         sent = self._viewed.sent + opened
-        note = f"failed: {self._viewed.refused} that got an error as their answer"
+        note = f"failed: {self._viewed.refused} (refused with an error)"
         if self._given_up:
             note += (
                 f"; {self._given_up} of the lost were in Valkey alone when it was emptied, which is"

@@ -120,7 +120,7 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         assert "1 wrong answer or error found" in text
         assert "feed of follower2 is missing 1 post" in text
         assert "lost 10 (8 allowed)" in text
-        assert "stopped for 10 s, working 0.7 s after" in text
+        assert "stopped for 10 s, working again 0.7 s after that" in text
 
 
 async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tmp_path):
