@@ -74,11 +74,20 @@ def test_a_large_fragment_waits_for_enough_budget():
     viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
     reported = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
+    assert changes_of(reported) == {"small": "1"}
+    reported = viewer.next_events(sample({"big": big, "small": "1"}), 4.0)
     assert changes_of(reported) == {"big": big}
-    assert changes_of(viewer.next_events(sample({"big": big, "small": "2"}), 4.0)) == {}
-    assert changes_of(viewer.next_events(sample({"big": big, "small": "3"}), 30.0)) == {
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "2"}), 6.0)) == {}
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "3"}), 32.0)) == {
         "small": "3"
     }
+
+
+def test_figures_of_one_sample_are_not_separated_by_its_charts():
+    first = {"tile": "1", "chart": "old", "row": "1"}
+    viewer = viewer_of(first)
+    big = {"tile": "2", "chart": "x" * 20_000, "row": "2"}
+    assert {"tile", "row"} <= set(changes_of(viewer.next_events(sample(big), 0.0)))
 
 
 def test_a_new_layout_causes_a_reload_charged_to_the_tab():

@@ -26,7 +26,7 @@ from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
 from headrace.console.screens.fetch_photos import errors_chart
-from headrace.console.screens.fleet import QueueRow
+from headrace.console.screens.fleet import QueueRow, _key
 from headrace.console.screens.health import (
     Issue,
     commit_issues,
@@ -335,6 +335,25 @@ def test_queue_states(ready, leased, load, done_per_s, state):
     )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")
+
+
+def test_queues_are_ordered_by_the_shown_load_and_by_wait():
+    def row(name, **figures):
+        status = SimpleNamespace(
+            queue=name, importance=5, ready=0, leased=0, failed=0, slots=1, oldest_ready_age_s=None
+        )
+        return QueueRow(status=status, **figures)
+
+    rows = [
+        row("floating", load=None, is_floating=True, wait_s=3.0),
+        row("idle", load=0.0),
+        row("busy", load=4.61, wait_s=0.5),
+        row("no slots", load=None),
+    ]
+    order = [one.status.queue for one in sorted(rows, key=lambda one: _key(one, "load"))]
+    assert order == ["no slots", "busy", "idle", "floating"]
+    order = [one.status.queue for one in sorted(rows, key=lambda one: _key(one, "wait"))]
+    assert order[:2] == ["floating", "busy"]
 
 
 def test_rate_history_has_one_entry_per_reading_and_gaps():

@@ -2,10 +2,11 @@
 
 While a page has subscribers, the sampler renders it every `console.live_every`, once for all of
 them. A sample holds the page's named fragments and a digest of the layout around them. Each
-subscriber receives the fragments that changed since its last update, the longest waiting first,
-within BYTES_PER_S. On a page where everything moves, each number updates less often instead of
-costing more. If the layout differs, because rows or buttons changed, the subscriber gets `stale`
-and reloads the page. The reload is charged to the tab's byte budget, which outlives the stream.
+subscriber receives the fragments that changed since its last update, the longest waiting first and
+of one sample figures before charts, within BYTES_PER_S. On a page where everything moves, each
+number updates less often instead of costing more. If the layout differs, because rows or buttons
+changed, the subscriber gets `stale` and reloads the page. The reload is charged to the tab's byte
+budget, which outlives the stream.
 
 A client that reconnects with the same page may have missed updates, so it receives every fragment
 again. Without changes, a heartbeat goes out every HEARTBEAT_S with the time of the sample. A
@@ -33,6 +34,8 @@ from headrace.kernel.resilience import require_not_cancelled, wait_event
 BYTES_PER_S: Final = 5_000.0
 """Mean rate of updates to one subscriber; a burst may use twice as much."""
 SUBSCRIBERS_MAX: Final = 500
+FIGURE_CHARACTERS: Final = 1_000
+"""Fragments up to this length are figures; longer ones are charts and lists."""
 RENDER_S_MAX: Final = 10.0
 PAGES_KEPT: Final = 512
 TABS_KEPT: Final = 4_096
@@ -269,7 +272,8 @@ class Subscriber:
         return events
 
     def _changes(self, parts: Mapping[str, str]) -> dict[str, str]:
-        for name, html in parts.items():
+        # Small ones first: no chart separates the figures of tiles and rows of one sample.
+        for name, html in sorted(parts.items(), key=lambda part: len(part[1]) > FIGURE_CHARACTERS):
             # Fragments that the client's page lacks arrive with its next reload.
             if self._sent.get(name) != html and (self._names is None or name in self._names):
                 self._waiting.setdefault(name)

@@ -22,7 +22,9 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.model import QueueStatus
 from headrace.jobs.tasks.options import SLOTS_MAX
 
-SORTS: Final = ("load", "name", "importance", "waiting", "leased", "failed", "oldest", "slots")
+SORTS: Final = (
+    *("load", "name", "importance", "waiting", "leased", "failed", "oldest", "wait", "slots"),
+)
 QUEUE_STATES: Final = ("active", "waiting", "paused", "failed")
 
 
@@ -148,13 +150,14 @@ def _key(row: QueueRow, sort: str) -> tuple[float, str]:
     queue = row.status
     figures = {
         "name": 0.0,
-        # Waiting jobs without slots rank above any load.
-        "load": float("inf") if row.load is None else row.load,
+        # Waiting jobs without slots rank above any load, floating ones, which have none, below.
+        "load": -1.0 if row.is_floating else float("inf") if row.load is None else row.load,
         "importance": queue.importance,
         "waiting": queue.ready,
         "leased": queue.leased,
         "failed": queue.failed,
         "oldest": queue.oldest_ready_age_s or 0.0,
+        "wait": row.wait_s or 0.0,
         "slots": queue.slots,
     }
     return -figures[sort], queue.queue
