@@ -17,7 +17,7 @@ from served import app_of, serving, visiting
 from tests.kit.waiting import wait_true
 
 from headrace.console.screens.overview import RoomRates, media_card
-from headrace.console.stored import newest_minute
+from headrace.console.stored import newest_minute, read_minute
 from headrace.console.views import Rates
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.sql import Query
@@ -46,6 +46,17 @@ async def site(tmp_path_factory, running_engines):
         await record(app.engines.postgres, minutes=1500 if PICTURES in os.environ else 180)
         async with serving(app) as address:
             yield app, address
+
+
+async def test_a_minute_without_growth_gives_no_rates(served):
+    app = served[0]
+    written = "INSERT INTO headrace.history_minute (at, host, writer, center, seconds, sums, peaks)"
+    moment = "date_trunc('minute', now()) - interval '2 min'"
+    minute = f"{written} VALUES ({moment}, 'alpha', 1, '', 60, '{{}}', '{{}}')"
+    await app.engines.postgres.run(Query("minute", "", minute, ()))
+    context = SimpleNamespace(history=app.history, now_at=datetime.now(UTC))
+    assert await read_minute(context) is None
+    await app.engines.postgres.run(Query("minute", "", "DELETE FROM headrace.history_minute", ()))
 
 
 @pytest.fixture

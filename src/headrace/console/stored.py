@@ -67,7 +67,10 @@ async def recent_marks(context: ViewContext) -> list[Mark]:
 
 
 async def read_minute(context: ViewContext) -> StoredMinute | None:
-    """The newest minute that any host recorded in the last LOOKED_BACK."""
+    """The newest minute that any host recorded in the last LOOKED_BACK.
+
+    None if nothing happened in it: the first minute after a start has no growth yet.
+    """
     recorded_at = context.now_at - timedelta(seconds=RECORDED_AFTER_S)
     this_at = recorded_at.replace(second=0, microsecond=0)
     found = await context.history.read(SERIES, from_at=this_at - LOOKED_BACK, to_at=this_at)
@@ -75,6 +78,8 @@ async def read_minute(context: ViewContext) -> StoredMinute | None:
     if not recorded:
         return None
     last = recorded[-1]
+    if not any(line.values[last] for one in found.series for line in one.lines):
+        return None
     return StoredMinute(
         ended_at=found.from_at + timedelta(seconds=(last + 1) * found.step_s),
         per_s={

@@ -135,6 +135,7 @@ async def view_object(context: ViewContext) -> dict[str, Any]:
         "line": PanelData(line, found.error),
         "owners": owners,
         "is_alone": is_alone,
+        "is_local": not media.config.disks,
         "is_signed": media.config.signed == "required",
     }
 

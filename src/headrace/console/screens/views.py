@@ -128,7 +128,10 @@ async def view_entity(context: ViewContext) -> dict[str, Any]:
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
     chart = None if points is None else chart_of(points, by, from_at, context.now_at, zone=zone)
-    sums = [(str(each), sum(getattr(p, each.value) for p in points or ())) for each in Traffic]
+    sums = [
+        (f"{each}, last {span}", sum(getattr(p, each.value) for p in points or ()))
+        for each in Traffic
+    ]
     return {
         "entity": entity,
         "total": total,
