@@ -200,7 +200,8 @@ GROUP BY m.minute ORDER BY m.minute;
 
 -- name: queue_steps
 -- Counts of queues in steps of :step_s, oldest first: of the :queues_max that ended most jobs and
--- the :queues_max with most waiting jobs, with all others together as queue ''. Waiting jobs are the highest count of the step.
+-- the :queues_max with most waiting jobs, with all others together as queue ''. Waiting jobs are
+-- the highest count of the step.
 WITH rows AS MATERIALIZED (
     SELECT m.queue, m.minute AS at, m.done, m.failed, m.cancelled, m.retried, m.lost, m.ready
     FROM headrace.queue_minute m
