@@ -130,7 +130,8 @@ def test_cells_of_wide_tables_carry_the_names_of_their_columns():
     assert 'data-label="B" class="n"' in cells
     spanned = '<tr><th scope="row">x</th><td colspan="3">none</td><td>4</td></tr>'
     assert "data-label" not in labelled(table([*names, actions], spanned))
-    assert labelled(table(names, row)) == table(names, row), "a narrow table stays one"
+    narrow = table(names[:2], '<tr><th scope="row">x</th><td>1</td></tr>')
+    assert labelled(narrow) == narrow, "a narrow table stays one"
 
 
 def test_a_chart_without_values_is_quiet():
