@@ -49,6 +49,8 @@ class FeedTables:
         self.follows, self.mutes_blocks = model.table(), model.table()
         self.versions, self.outbox = model.table(), model.table()
         self._tick = 0
+        self._epoch = (0, 0)
+        """Crashes of the server, and the epoch that began after the last one."""
         for query, statement in (
             (SQL.ensure_shards, self._ensure_shards),
             (SQL.post, self._post),
@@ -68,6 +70,10 @@ class FeedTables:
             (SQL.purge_swept, self._purge_swept),
             (SQL.last_purged, self._last_purged),
             (SQL.changes_after, self._changes_after),
+            (SQL.epoch, lambda is_new: [{"feed_epoch_v1": self._base(is_new=is_new)}]),
+            (SQL.find_epoch, lambda: [{"base": self._base()}]),
+            (SQL.versions_of, self._versions_of),
+            (SQL.raise_version, self._raise_version),
             (SQL.oldest_unswept, self._oldest_unswept),
             (SQL.entities_after, self._entities_after),
             (SQL.count_entities, lambda: [{"count": len(self.versions)}]),
@@ -113,9 +119,28 @@ class FeedTables:
         row = self.index.get("row")
         return [] if row is None else [{"purged": row[1]}]
 
+    def _base(self, *, is_new: bool = False) -> int:
+        """The epoch; a crash loses it, and the next use begins another."""
+        if is_new or self._epoch[0] != self._model.epoch:
+            now_us = int(self._model.now().timestamp() * 1_000_000)
+            self._epoch = (self._model.epoch, max(now_us, self._epoch[1] + 1))
+        return self._epoch[1]
+
+    def _versions_of(self, kind: int, entities: Sequence[int]) -> list[Row]:
+        return [
+            {"entity": entity, "version": version}
+            for entity in entities
+            if (version := self.versions.get((kind, entity))) is not None
+        ]
+
+    def _raise_version(self, kind: int, entity: int, version: int) -> int:
+        self.versions.lock((kind, entity))
+        self.versions.put((kind, entity), max(version, self.versions.get((kind, entity)) or 0))
+        return 1
+
     def _log(self, kind: int, entity: int, items: list[str], scores: list[int]) -> int:
         self.versions.lock((kind, entity))
-        version: int = (self.versions.get((kind, entity)) or 0) + 1
+        version: int = max((self.versions.get((kind, entity)) or 0) + 1, self._base())
         self.versions.put((kind, entity), version)
         row = OutboxRow(kind, entity, version, items, scores, self._model.now())
         self.outbox.put(self._model.next_id("feed_outbox"), row)

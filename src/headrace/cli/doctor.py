@@ -106,6 +106,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         ("valkey", lambda: check_valkey(engines)),
         ("views", lambda: check_views(app, engines)),
         ("flusher", lambda: check_flusher(app)),
+        ("feed", lambda: check_feed(app)),
         *_media_checks(app),
     ]
     return [*findings, *await _run_checks(checks)]
@@ -126,7 +127,10 @@ def _media_checks(app: App) -> list[Check]:
 async def _run_checks(checks: list[Check]) -> list[Finding]:
     findings: list[Finding] = []
     for subject, check in checks:
-        if subject in ("secret", "token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
+        if (
+            subject in ("secret", "token", "webhooks", "flusher", "feed")
+            and SCHEMA_FITS not in findings
+        ):
             continue  # their tables are missing
         try:
             findings += await asyncio.wait_for(check(), CHECK_S)
@@ -321,6 +325,15 @@ async def check_views(app: App, engines: Engines) -> list[Finding]:
         fix = "set appendfsync always, or views.durable_replicas, or views.durability = fast"
         return [Finding("views", "fail", text, fix)]
     return [Finding("views", "ok", "level durable, appendfsync always")]
+
+
+async def check_feed(app: App) -> list[Finding]:
+    """Check that the index of the feed has no posts that PostgreSQL lost."""
+    shards = await app.feed.index.stats()
+    if any(shard.state == "ahead" for shard in shards):
+        text = "index: PostgreSQL crashed or failed over, and pages may show posts that it lost"
+        return [Finding("feed", "warn", text, "run a flusher, or `headrace feed rebuild`")]
+    return [Finding("feed", "ok", f"index: {', '.join(sorted({s.state for s in shards}))}")]
 
 
 async def check_flusher(app: App) -> list[Finding]:

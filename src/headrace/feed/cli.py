@@ -300,6 +300,7 @@ def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
     if found.differences:
         rows = [(row.kind, row.entity, row.missing, row.extra) for row in found.differences]
         lines.append(table(("kind", "id", "missing", "extra"), rows))
+        lines.append("to repair the index, run `headrace feed rebuild`")
     else:
         lines.append("the index equals PostgreSQL")
     terminal.show(found, Lines(*lines))
@@ -319,7 +320,13 @@ def show_stats(terminal: Terminal) -> None:
         )
         for row in found
     ]
-    terminal.show(listing(found), table(("shard", "state", "since", "newest"), rows))
+    lines: list[str] = [table(("shard", "state", "since", "newest"), rows)]
+    if any(row.state == "ahead" for row in found):
+        lines.append(
+            "ahead: PostgreSQL crashed or failed over, and the index may have posts that it lost; a"
+            " flusher rebuilds the index, or run `headrace feed rebuild`"
+        )
+    terminal.show(listing(found), Lines(*lines))
 
 
 @feed.command("why", short_help="Explain why a viewer sees a post or not.")

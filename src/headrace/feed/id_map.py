@@ -52,7 +52,10 @@ class IdMap:
         return [e if isinstance(e, int) else found[e] for e in entities]
 
     async def external_ids(self, numbers: Iterable[int]) -> dict[int, FeedId]:
-        """The external id of each number. Raises: PostgresDown."""
+        """The external id of each number; a number whose name PostgreSQL lost is its own.
+
+        Raises: PostgresDown.
+        """
         required = set(numbers)
         found = {n: self._names[n] for n in required if n in self._names}
         missing = [n for n in required if n < 0 and n not in found]
@@ -60,7 +63,7 @@ class IdMap:
             read = await store.names_of(self._postgres, missing)
             self._cache({name: number for number, name in read.items()})
             found |= read
-        return {n: n if n > 0 else found[n] for n in required}
+        return {n: found.get(n, n) for n in required}
 
     def _cache(self, found: dict[str, int]) -> None:
         if len(self._numbers) + len(found) > CACHED_MAX:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from headrace.feed.model import (
     require_limit,
 )
 from headrace.feed.settings import FeedConfig
-from headrace.feed.valkey_store import ValkeyStore
+from headrace.feed.valkey_store import ShardStatus, ValkeyStore
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.job_context import current_job
 from headrace.kernel.errors import HeadraceError, Unavailable
@@ -149,14 +150,16 @@ class Index:
         return msgspec.structs.replace(found, differences=differences)
 
     async def stats(self) -> list[ShardState]:
-        """State of each shard. Raises: ValkeyDown."""
-        found = []
+        """State of each shard; without PostgreSQL, `ahead` is not found. Raises: ValkeyDown."""
+        found, epoch = [], None
+        with suppress(Unavailable):
+            epoch = await store.find_epoch(self._postgres)
         for shard in range(self._valkey.shards):
             status = await self._valkey.status(shard)
             found.append(
                 ShardState(
                     shard=shard,
-                    state="recovering" if status.is_recovering else status.state or "missing",
+                    state=_state_of(status, epoch),
                     floor_at=moment_of(status.floor) if status.floor else None,
                     newest_at=moment_of(status.newest) if status.newest else None,
                 )
@@ -210,7 +213,7 @@ class Index:
     async def _make_ready_once(self) -> bool:
         """Build, recover or enqueue a build. Return whether nothing is left to do here."""
         state = await self._recovery.run_once()
-        if state.is_outdated or state.is_missing:
+        if state.needs_build:
             await self._build_or_enqueue(clean=state.is_outdated)
         if self.applier.has_deferred:
             await self.applier.retry_deferred()
@@ -228,3 +231,11 @@ class Index:
             return False
         await self._build(clean=clean)
         return True
+
+
+def _state_of(status: ShardStatus, epoch: int | None) -> str:
+    if status.is_recovering:
+        return "recovering"
+    if status.state == "ready" and epoch is not None and status.epoch != epoch:
+        return "ahead"
+    return status.state or "missing"

@@ -16,6 +16,10 @@ was written. The file is written in order, so what remains of it has all of them
 id before they commit, so the sweep starts LATE_S before that one. If `swept` is older than the
 outbox, the index is an old copy and is built from scratch.
 
+**Lost commits.** After a crash or failover of PostgreSQL its epoch differs from the one in the key
+`m` (`apply.py`). The index may have changes that PostgreSQL lost, so it is rebuilt while it is
+read. Viewers and authors that PostgreSQL does not have are put as empty.
+
 **Why SETTLE_S.** A writer that is reconnecting commits without reaching the index. Reconnecting
 takes at most 2 s (`engines/multiplex`), so after SETTLE_S every writer is connected, and the sweep
 finds its earlier commits. In a cluster a shard whose hash slot moved to another primary recovers
@@ -117,10 +121,11 @@ class Rebuild:
         """Build once. Return None if the index was lost during the build."""
         marks = marks_at(await store.now_ms(self._postgres), index_for_s=self._index_for_s)
         swept = await store.last_purged(self._postgres)
+        epoch = await store.epoch(self._postgres)
         fresh, tokens = token_hex(8), []
         for shard in range(self._valkey.shards):
             _, token = await self._valkey.begin(
-                shard, fresh, floor=marks.floor, fine=marks.fine, swept=swept
+                shard, fresh, floor=marks.floor, fine=marks.fine, swept=swept, epoch=epoch
             )
             tokens.append(token)
         floor = min(
@@ -134,9 +139,15 @@ class Rebuild:
                         return None
                 done += len(snapshots)
                 report(min(1.0, done / max(1, total)), f"{done} of {total}")
+            async for lost in self._unknown(kind):
+                if not await self._put(lost):
+                    return None
         for shard in range(self._valkey.shards):
             await self._valkey.split_all(shard)
-        finished = [await self._valkey.finish(shard, token) for shard, token in enumerate(tokens)]
+        finished = [
+            await self._valkey.finish(shard, token, epoch=epoch)
+            for shard, token in enumerate(tokens)
+        ]
         return done if all(finished) else None
 
     async def _put(self, snapshot: Change) -> bool:
@@ -162,6 +173,14 @@ class Rebuild:
                 return False
         return True
 
+    async def _unknown(self, kind: ChangeKind) -> AsyncIterator[Change]:
+        """Entities of the index that PostgreSQL lost, as empty snapshots of version 0."""
+        async for entities in self._valkey.entities(kind):
+            if entities:
+                known = await store.versions_of(self._postgres, kind, entities)
+                for entity in sorted(set(entities) - known.keys()):
+                    yield Change(kind, entity, 0, [], [])
+
     async def verify(self, *, sample: int | None = None) -> FeedVerified:
         """Compare all viewers and authors, or a sample of each, with PostgreSQL.
 
@@ -170,6 +189,10 @@ class Rebuild:
         entities, items = Counter[ChangeKind](), Counter[ChangeKind]()
         found = list[FeedDifference]()
         for kind in ChangeKind:
+            if sample is None:
+                lost = {each.entity: each async for each in self._unknown(kind)}
+                results = await asyncio.gather(*[self._compare(each) for each in lost.values()])
+                found += [difference for _, difference in results if difference]
             async for snapshots in self._snapshots(kind, floor=0, sample=sample):
                 entities[kind] += len(snapshots)
                 for part in _portions(snapshots):
@@ -216,9 +239,8 @@ class Rebuild:
                 break
             attempts += 1
             await asyncio.sleep(RETRY.delay_s(attempts))
-            [snapshot] = await store.snapshots(
-                self._postgres, snapshot.kind, [snapshot.entity], floor=0
-            )
+            later = await store.snapshots(self._postgres, snapshot.kind, [snapshot.entity], floor=0)
+            snapshot = later[0] if later else snapshot
         if versions == {snapshot.version} and not missing and not extra:
             return count, None
         kind = snapshot.kind.name.lower()
@@ -256,8 +278,15 @@ class RecoveryState:
     """A shard is an old copy that no sweep can repair."""
     is_waiting: bool = False
     """A server was restarted less than the settle time ago."""
+    is_ahead: bool = False
+    """A shard was built in an earlier epoch: it may have changes that PostgreSQL lost."""
     repaired: int = 0
     """Lost changes that were applied again."""
+
+    @property
+    def needs_build(self) -> bool:
+        """Whether the index must be built, or built again."""
+        return self.is_missing or self.is_outdated or self.is_ahead
 
 
 class Recovery:
@@ -278,7 +307,9 @@ class Recovery:
         if not self._is_settled(restarted, settle_s):
             return RecoveryState(is_missing=is_missing, is_waiting=True)
         if not restarted:
-            return RecoveryState(is_missing=is_missing)
+            epoch = await store.epoch(self._postgres)
+            is_ahead = any(status.epoch != epoch for status in statuses if status.state == "ready")
+            return RecoveryState(is_missing=is_missing, is_ahead=is_ahead)
         purged = await store.last_purged(self._postgres)
         if any(status.swept < purged for status in restarted.values()):
             _log.warning("feed_index_outdated", shards=list(restarted), purged=purged)

@@ -208,7 +208,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
     shard: int
     state: str
-    """missing, building, recovering or ready."""
+    """missing, building, recovering, ahead (may have posts that PostgreSQL lost) or ready."""
     floor_at: datetime | None = None
     """Older posts are read from PostgreSQL; None: the index has all."""
     newest_at: datetime | None = None

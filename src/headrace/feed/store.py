@@ -273,6 +273,27 @@ async def changes_after(
     return [_change_of(row, ChangeKind(row["kind"]), row["id"]) for row in rows]
 
 
+async def epoch(runner: Runner, *, is_new: bool = False) -> int:
+    """The lowest version of new changes. A new one begins if PostgreSQL lost it, or `is_new`."""
+    return int(await runner.value(SQL.epoch, is_new=is_new))
+
+
+async def find_epoch(runner: Runner) -> int:
+    """The epoch; -1: none has begun since PostgreSQL's last crash or failover."""
+    return int(await runner.value(SQL.find_epoch))
+
+
+async def versions_of(runner: Runner, kind: ChangeKind, entities: Sequence[int]) -> dict[int, int]:
+    """Versions of viewers or authors; those without one are missing."""
+    rows = await runner.all(SQL.versions_of, kind=int(kind), entities=entities)
+    return {row["entity"]: row["version"] for row in rows}
+
+
+async def raise_version(runner: Runner, kind: ChangeKind, entity: int, *, version: int) -> None:
+    """Raise the version of an entity to `version`, unless it is higher."""
+    await runner.run(SQL.raise_version, kind=int(kind), entity=entity, version=version)
+
+
 async def oldest_unswept_s(runner: Runner) -> float:
     """Age of the oldest unswept change; 0: none."""
     return float(await runner.value(SQL.oldest_unswept) or 0.0)

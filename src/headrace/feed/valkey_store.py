@@ -15,7 +15,7 @@ A missing function is loaded and called again, because an unknown function has n
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
@@ -71,6 +71,8 @@ class ShardStatus:
     """Run id of the server on which its changes were marked for another sweep."""
     swept: int
     """Id of the last swept change."""
+    epoch: int
+    """PostgreSQL's epoch when the last build began."""
     server_run: str
 
     @property
@@ -150,19 +152,19 @@ class ValkeyStore:
         return range(self.shards) if kind is ChangeKind.POSTS else (self.shard_of(entity),)
 
     async def begin(
-        self, shard: int, token: str, *, floor: int, fine: int, swept: int
+        self, shard: int, token: str, *, floor: int, fine: int, swept: int, epoch: int
     ) -> tuple[str, str]:
         """Start building a missing shard. Return its state and token."""
         keys = [f"{self._starts[shard]}m"]
         state, found = await self._functions.call(
-            "headrace_feed_begin_v1", keys, [token, floor, fine, swept]
+            "headrace_feed_begin_v1", keys, [token, floor, fine, swept, epoch]
         )
         return state.decode(), found.decode()
 
-    async def finish(self, shard: int, token: str) -> bool:
-        """Mark a shard as ready. Return False if it was lost during the build."""
+    async def finish(self, shard: int, token: str, *, epoch: int) -> bool:
+        """Mark a shard as ready, as of an epoch. Return False if it was lost during the build."""
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("headrace_feed_finish_v1", keys, [token]))
+        return bool(await self._functions.call("headrace_feed_finish_v1", keys, [token, epoch]))
 
     async def split_all(self, shard: int) -> None:
         """Split all crowded buckets of a shard. Raises: ValkeyDown."""
@@ -174,7 +176,7 @@ class ValkeyStore:
         keys = [f"{self._starts[shard]}m"]
         reply = await self._functions.call("headrace_feed_status_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
-        state, floor, newest, run, recovering, swept, server_run = words
+        state, floor, newest, run, recovering, swept, epoch, server_run = words
         return ShardStatus(
             state=state,
             floor=int(floor or 0),
@@ -182,6 +184,7 @@ class ValkeyStore:
             run=run,
             recovering=recovering,
             swept=int(swept or 0),
+            epoch=int(epoch or 0),
             server_run=server_run or "",
         )
 
@@ -238,6 +241,12 @@ class ValkeyStore:
             meta = key.partition("}:")[0] + "}:m"
             await self._functions.call("headrace_feed_trim_posts_v1", [key, meta], [])
         return cursor
+
+    async def entities(self, kind: ChangeKind) -> AsyncIterator[list[int]]:
+        """Viewers or authors with keys, in parts; some repeatedly."""
+        letter = "p:" if kind is ChangeKind.POSTS else "f:"
+        async for keys in scan_all(self._connection, self._keys(letter)):
+            yield [int(key.rpartition(":")[2]) for key in keys]
 
     async def drop(self) -> int:
         """Delete the whole index. Return the number of keys."""

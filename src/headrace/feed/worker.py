@@ -69,7 +69,7 @@ class Sweeper:
         """
         await self._index.ready()
         state = await self._recovery.run_once(settle_s=settle_s)
-        if state.is_outdated or state.is_missing:
+        if state.needs_build:
             self._index.require_ready()
         self._swept = self._swept or await store.last_purged(self._postgres)
         swept = await self._applier.sweep(older_s=older_s)

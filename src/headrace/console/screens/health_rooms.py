@@ -225,7 +225,18 @@ def feed_issues(backlog: PanelData[Any], shards: PanelData[Sequence[Any]]) -> It
             text=f"the oldest change has waited {format_duration(found.unswept_s)}",
             fix="Check that a flusher runs: `headrace flusher`.",
         )
-    waiting = [shard for shard in shards.value or () if shard.state != "ready"]
+    ahead = [shard for shard in shards.value or () if shard.state == "ahead"]
+    if ahead:
+        yield Issue(
+            tone="warn",
+            subject="feed: index may have lost posts",
+            href=f"{PREFIX}/feed/index",
+            text="PostgreSQL crashed or failed over after the index was built; pages may show posts"
+            " that it lost",
+            fix="A flusher rebuilds the index. If it stays so, run `headrace feed rebuild`.",
+            remedies=[Remedy("feed-rebuild", {}, "Rebuild")],
+        )
+    waiting = [shard for shard in shards.value or () if shard.state not in ("ready", "ahead")]
     if waiting:
         yield Issue(
             tone="warn",

@@ -6,7 +6,7 @@
 --               floor (lowest score kept), fine (levels 0 and 1 exist from this score on),
 --               run (run id of the server on which it is known to be complete), recovering (run
 --               id of the server on which its changes were marked for another sweep), swept (the
---               last swept change)
+--               last swept change), epoch (of PostgreSQL, when the last build of it began)
 --   o           set of authors with posts below the floor: a hint, like the buckets
 --   p:<author>  sorted set: post ids with their scores, and the empty id, whose score is minus
 --               the version. An id may be followed by the byte 31 and a kind, which sorts it like
@@ -310,26 +310,29 @@ local function put_follows(keys, args)
 end
 
 -- headrace_feed_begin_v1: start a build if there is no index, or an unfinished one of another run.
--- KEYS: m. ARGV: a token, floor, fine, the last purged change. Reply: the current state and token.
+-- KEYS: m. ARGV: a token, floor, fine, the last purged change, the epoch. Reply: the current state
+-- and token.
 local function begin(keys, args)
   local meta = redis.call('HMGET', keys[1], 'state', 'run')
   if not meta[1] or meta[1] == 'building' and meta[2] ~= run_of_server() then
     redis.call('DEL', keys[1])
     redis.call('HSET', keys[1], 'state', 'building', 'token', args[1], 'newest', '0',
       'oldest', '9007199254740991', 'floor', args[2], 'fine', args[3],
-      'run', run_of_server(), 'swept', args[4])
+      'run', run_of_server(), 'swept', args[4],
+      'epoch', args[5])
   end
   return redis.call('HMGET', keys[1], 'state', 'token')
 end
 
 -- headrace_feed_finish_v1: mark the index as ready.
--- KEYS: m. ARGV: the token. Reply: 1, or 0 if the index was lost since the start of the build.
+-- KEYS: m. ARGV: the token, the epoch. Reply: 1, or 0 if the index was lost since the start of the
+-- build.
 local function finish(keys, args)
   local meta = redis.call('HMGET', keys[1], 'token', 'state', 'run')
   if meta[1] ~= args[1] or meta[2] == 'building' and meta[3] ~= run_of_server() then
     return 0
   end
-  redis.call('HSET', keys[1], 'state', 'ready')
+  redis.call('HSET', keys[1], 'state', 'ready', 'epoch', args[2])
   return 1
 end
 
@@ -337,8 +340,8 @@ end
 -- KEYS: m. Reply: its fields as named below, and the run id of this server.
 local function status(keys)
   local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'newest', 'run', 'recovering',
-    'swept')
-  reply[7] = run_of_server()
+    'swept', 'epoch')
+  reply[8] = run_of_server()
   return reply
 end
 

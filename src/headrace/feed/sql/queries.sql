@@ -188,6 +188,25 @@ SELECT purged FROM headrace.feed_index;
 SELECT id, kind, entity, version, items, scores FROM headrace.feed_outbox
 WHERE kind = :kind AND entity = :entity AND version > :version ORDER BY version;
 
+-- name: epoch
+-- The epoch; one begins if PostgreSQL lost it, or if is_new.
+SELECT headrace.feed_epoch_v1(:is_new::boolean);
+
+-- name: find_epoch
+-- The epoch; -1: none has begun since PostgreSQL lost it.
+SELECT coalesce((SELECT base FROM headrace.feed_epoch), -1);
+
+-- name: versions_of
+-- Versions of viewers or authors.
+SELECT entity, version FROM headrace.feed_version
+WHERE kind = :kind AND entity = ANY (:entities::bigint[]);
+
+-- name: raise_version
+-- Raise a version to a number.
+INSERT INTO headrace.feed_version AS v (kind, entity, version)
+VALUES (:kind, :entity, :version)
+ON CONFLICT (kind, entity) DO UPDATE SET version = greatest(v.version, excluded.version);
+
 -- name: oldest_unswept
 -- Age of the oldest unswept change in seconds.
 SELECT extract(epoch FROM now() - min(made_at))::double precision

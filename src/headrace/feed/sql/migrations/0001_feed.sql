@@ -60,14 +60,23 @@ CREATE TABLE headrace.feed_marker (
     set_at timestamptz NOT NULL
 );
 
--- kind: 0 follows of a viewer, 1 posts of an author. Raised in the transaction of the change.
--- The index applies changes in this order only.
+-- kind: 0 follows of a viewer, 1 posts of an author. Raised in the transaction of the change, by 1
+-- or to the epoch. The index applies changes in this order only.
 CREATE TABLE headrace.feed_version (
     kind smallint,
     entity bigint,
     version bigint NOT NULL,
     PRIMARY KEY (kind, entity)
 ) WITH (fillfactor = 70);
+
+-- One row: the lowest version of new changes. Unlogged: PostgreSQL empties the table after a crash,
+-- a failover and a restore of files, and may have lost commits then. The next epoch is the time in
+-- microseconds, so it is higher than all versions of lost changes.
+CREATE UNLOGGED TABLE headrace.feed_epoch (
+    is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    base bigint NOT NULL
+);
+INSERT INTO headrace.feed_epoch (base) VALUES (0);
 
 -- A change of the index: authors or post ids, each with a score. A negative score removes.
 CREATE TABLE headrace.feed_outbox (
@@ -130,6 +139,25 @@ BEGIN
     ORDER BY v.entity FOR UPDATE;
 END $$;
 
+-- Return the epoch. Begin one if there is none, or with p_is_new.
+CREATE FUNCTION headrace.feed_epoch_v1(p_is_new boolean DEFAULT false)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_base bigint;
+    v_next bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+BEGIN
+    IF p_is_new THEN
+        INSERT INTO headrace.feed_epoch AS e (base) VALUES (v_next)
+        ON CONFLICT (is_only) DO UPDATE SET base = greatest(e.base + 1, excluded.base);
+    END IF;
+    SELECT e.base INTO v_base FROM headrace.feed_epoch e;
+    IF NOT FOUND THEN
+        INSERT INTO headrace.feed_epoch (base) VALUES (v_next) ON CONFLICT DO NOTHING;
+        SELECT e.base INTO v_base FROM headrace.feed_epoch e;
+    END IF;
+    RETURN v_base;
+END $$;
+
 -- Raise a version and store its change in the outbox. Return the version.
 CREATE FUNCTION headrace.log_feed_v1(
     p_kind smallint, p_entity bigint, p_items text[], p_scores bigint[]
@@ -137,8 +165,9 @@ CREATE FUNCTION headrace.log_feed_v1(
 DECLARE
     v_version bigint;
 BEGIN
-    INSERT INTO headrace.feed_version AS v (kind, entity, version) VALUES (p_kind, p_entity, 1)
-    ON CONFLICT (kind, entity) DO UPDATE SET version = v.version + 1
+    INSERT INTO headrace.feed_version AS v (kind, entity, version)
+    VALUES (p_kind, p_entity, greatest(1, headrace.feed_epoch_v1()))
+    ON CONFLICT (kind, entity) DO UPDATE SET version = greatest(v.version + 1, excluded.version)
     RETURNING v.version INTO v_version;
     INSERT INTO headrace.feed_outbox (kind, entity, version, items, scores)
     VALUES (p_kind, p_entity, v_version, p_items, p_scores);
@@ -312,6 +341,7 @@ SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_new text[];
+    v_first bigint := greatest(1, headrace.feed_epoch_v1());
 BEGIN
     WITH given AS MATERIALIZED (
         SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref, u.kind,
@@ -332,8 +362,8 @@ BEGIN
         FROM headrace.feed_post p WHERE p.id = ANY (v_new) AND p.state = 0 GROUP BY 1
     ), raised AS (
         INSERT INTO headrace.feed_version AS v (kind, entity, version)
-        SELECT 1, s.author, 1 FROM shown s ORDER BY s.author
-        ON CONFLICT (kind, entity) DO UPDATE SET version = v.version + 1
+        SELECT 1, s.author, v_first FROM shown s ORDER BY s.author
+        ON CONFLICT (kind, entity) DO UPDATE SET version = greatest(v.version + 1, excluded.version)
         RETURNING v.entity, v.version
     )
     INSERT INTO headrace.feed_outbox (kind, entity, version, items, scores)
