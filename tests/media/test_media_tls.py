@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.kit.waiting import wait_true
 from tls_files import client_context, make_certificate
 
-from headrace.cli import doctor
+from headrace.cli import doctor_media
 from headrace.media import MediaConfig
 from headrace.media.native import kernel_tls_missing, native_tls_missing
 from headrace.media.worker import node as worker_node
@@ -144,7 +144,7 @@ def hello_of(context: ssl.SSLContext) -> bytes:
 
 async def test_without_openssl_python_encrypts_and_doctor_warns(tmp_path, monkeypatch):
     """Plain HTTP stays with the native data plane."""
-    for module in (worker_node, doctor):
+    for module in (worker_node, doctor_media):
         monkeypatch.setattr(module, "native_tls_missing", lambda: "libssl.so.3 is not installed")
     async with TLS_BLOCKS.start(tmp_path) as node:
         await node.blobs.put(KEY, GOOD)
@@ -152,7 +152,7 @@ async def test_without_openssl_python_encrypts_and_doctor_warns(tmp_path, monkey
             assert (await visit(node, node.tls)).version == "TLSv1.3"
     config = MediaConfig(listen_tls=("127.0.0.1", 0))
     app = SimpleNamespace(config=SimpleNamespace(sections={"media": config}))
-    [finding] = await doctor.check_data_plane(app)
+    [finding] = await doctor_media.check_data_plane(app)
     assert (finding.state, "libssl.so.3 is not installed" in finding.text) == ("warn", True)
 
 

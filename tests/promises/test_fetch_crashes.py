@@ -43,7 +43,7 @@ FACTS = compile_query(
     " (SELECT count(*) FROM headrace.fetch_result) AS results,"
     " (SELECT count(*) FROM headrace.fetch_run WHERE state IN ('applied', 'done')) AS runs",
 )
-NEWEST = {"run_id": None, "customer": "shop", "states": None, "before": None, "rows_max": 10}
+NEWEST = {"run_ids": None, "customer": "shop", "states": None, "before": None, "rows_max": 10}
 STAGED = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM headrace.fetch_staged")
 OVERLAYS = compile_query("overlays", "-- All.\nSELECT count(*) FROM headrace.fetch_overlay")
 AGE = compile_query(

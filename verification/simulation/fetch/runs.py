@@ -395,7 +395,7 @@ def forget_pace(t: FetchTables, *, runs: Sequence[int]) -> int:
 def runs(
     t: FetchTables,
     *,
-    run_id: int | None,
+    run_ids: Sequence[int] | None,
     customer: str | None,
     states: Sequence[str] | None,
     before: int | None,
@@ -404,7 +404,7 @@ def runs(
     found = [
         run
         for key, run in t.run.items()
-        if run_id in (None, key)
+        if (run_ids is None or key in run_ids)
         and customer in (None, run.customer)
         and (states is None or run.state in states)
         and (before is None or key < before)
