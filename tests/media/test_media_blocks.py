@@ -292,3 +292,22 @@ async def test_a_disk_file_that_is_cut_costs_misses(tmp_path, how):
         cut = node.fillers[0]._disks.opened[0]
         await wait_true(lambda: cut.state.value == "out", what="it is out")
         await read_all(node)
+
+
+@pytest.mark.parametrize("plane", ["auto", "python"])
+async def test_an_answer_continues_where_the_file_of_a_disk_ends(tmp_path, plane):
+    """A short sendfile there is followed by no event of the socket, which has room."""
+    async with BLOCKS.start(tmp_path, data_plane=plane) as node:
+        await node.blobs.put(KEY, DATA)
+        await read(node, KEY)
+        await wait_true(lambda: len(stored(node)) == BLOCKS_COUNT, what="all blocks stored")
+        assert (await read(node, KEY)).fields["cache-status"] == "headrace; hit"
+        # Pages that wait in a socket cannot be split, so they stay in memory as a whole.
+        for start in range(0, SIZE_BYTES, BLOCK_BYTES):
+            slow = await node.connect(buffer_bytes=SMALL_BYTES)
+            slow.send(head_of(KEY, fields={"Range": f"bytes={start}-"}))
+            await slow.wait_begun()
+        end = DATA_AT + stored(node)[-1] * BLOCK_BYTES + 116_416
+        os.truncate(disk_of(node).config.path / "blocks", end)
+        client = await node.connect()
+        assert (await client.ask(KEY)).body == DATA

@@ -258,8 +258,7 @@ static enum step begin_answer(struct plane *plane, struct connection *connection
   }
   ssize_t sent = stream_begin(plane, connection, head, head_bytes, &piece);
   if (sent < 0 && errno != EAGAIN) return connection_lose(plane, connection);
-  enum step step = note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, piece.sent);
-  return step == STEP_MORE && piece.is_full ? STEP_WAIT : step;
+  return note_sent(plane, connection, answer, head, head_bytes, sent < 0 ? 0 : (size_t)sent, piece.sent);
 }
 
 static int accept_hop(struct plane *plane, const struct hop *hop) {
@@ -409,7 +408,8 @@ static enum step send_block(struct plane *plane, struct connection *connection) 
   plane->counters.sent_bytes += (uint64_t)sent;
   connection->is_visited = connection->start % BLOCK_BYTES != 0;
   if (connection->left == 0) answer_finish(plane, connection);
-  return sent < count || connection->out.count ? STEP_WAIT : STEP_MORE;
+  /* Also after a short count: if the file was truncated, the socket is not full and no edge would follow. */
+  return connection->out.count ? STEP_WAIT : STEP_MORE;
 }
 
 void connection_advance(struct plane *plane, struct connection *connection) {

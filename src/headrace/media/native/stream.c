@@ -69,7 +69,6 @@ static ssize_t begin_encrypted(struct plane *plane, struct connection *connectio
   if (!read_piece(piece->file, piece->at, both + head_bytes, count)) count = 0;
   if (send_encrypted(plane, connection, both, head_bytes + count) < 0) return -1;
   piece->sent = (int64_t)count;
-  piece->is_full = connection->out.count > 0;
   return (ssize_t)head_bytes;
 }
 
@@ -80,7 +79,6 @@ ssize_t stream_begin(struct plane *plane, struct connection *connection, const c
   if (sent != (ssize_t)head_bytes) return sent;
   ssize_t body = send_file_plain(connection, piece->file, piece->at, (size_t)piece->count);
   piece->sent = body < 0 ? 0 : body;
-  piece->is_full = body > 0 && body < piece->count;
   return sent;
 }
 

@@ -27,7 +27,6 @@ struct piece {
   off_t at;
   int64_t count;
   int64_t sent;
-  int is_full; /* the socket takes no more now */
 };
 
 /* Send a head, and as much of the piece as can be sent with it. Returns the bytes of the head. */

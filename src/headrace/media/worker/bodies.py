@@ -342,9 +342,6 @@ class BlockBody:
             return self._lose_disk(frame, error)
         if sent == 0:
             return self._lose_disk(frame, OSError(errno.ESTALE, "it became shorter"))
-        if channel.is_full:
-            # Useless after this epoch, and 0.3 KB for each slow client.
-            self._found = None
         return sent
 
     def _lose_disk(self, frame: Frame, error: OSError) -> int:

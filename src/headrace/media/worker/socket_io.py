@@ -1,7 +1,8 @@
 """A client's socket, its rate limit, and listening sockets.
 
-`is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
-`is_drained` reports the same for a read. Both are unknown for TLS (`tls_io`).
+`is_full` reports a short write of bytes: the socket is full and an edge will follow, which saves a
+call. A short sendfile may be the end of a truncated file instead, after which no edge follows, so
+it sets nothing. `is_drained` reports the same for a read. Both are unknown for TLS (`tls_io`).
 
 Each worker has a listening socket of its own on the same address (SO_REUSEPORT). The supervisor
 makes them all and keeps them. So an address in use is reported before anything starts, and clients
@@ -61,9 +62,8 @@ class Channel:
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
         """Send as much as fits of a file; 0 at the file's end."""
-        sent = os.sendfile(self.fd, descriptor, offset, count)
-        self.is_full = 0 < sent < count
-        return sent
+        self.is_full = False
+        return os.sendfile(self.fd, descriptor, offset, count)
 
     def end(self) -> None:
         """Shut down the sending side."""
