@@ -327,7 +327,7 @@ async def run_command(jobs, *words):
     loop, shown = asyncio.get_running_loop(), []
     terminal = SimpleNamespace(
         is_json=True,
-        run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(60),
+        run=lambda _kind, verb, **_: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(60),
         show=lambda value, text: shown.append((plain(value), text)),
         progress=lambda text, *_: shown.append((None, text)),
     )

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import re
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
@@ -14,6 +17,7 @@ import pytest
 from bad_calls import CALLS, COMMANDS, REQUESTS
 from surfaces import SURFACES, PythonSurface, Refused, surface_on
 
+from headrace.__main__ import main
 from headrace.jobs import NewJob
 from headrace.jobs.errors import (
     BatchTooLarge,
@@ -154,16 +158,89 @@ async def test_a_payload_of_the_wrong_shape_is_refused_at_enqueue(jobs, registry
         lambda: jobs.enqueue_many([NewJob(queue="photos", payload=p, version=2) for p in bad]),
         lambda: handle.enqueue_many(bad),
     ):
-        with pytest.raises(InvalidJob, match=r"/1/payload: Expected `int`, got `str`") as raised:
+        text = r"/1/payload/n: queue 'photos': expected int, got str 'x'"
+        with pytest.raises(InvalidJob, match=text) as raised:
             await call()
-        assert [p.pointer for p in raised.value.problems] == ["/1/payload", "/2/payload"]
-    with pytest.raises(InvalidJob, match="unknown field `whom`"):
-        await jobs.enqueue(NewJob(queue="mail", payload={"to": "ann", "whom": 1}))
+        assert [p.pointer for p in raised.value.problems] == ["/1/payload/n", "/2/payload"]
+    with pytest.raises(InvalidJob, match="/0/payload/cc: queue 'mail': no such field"):
+        await jobs.enqueue(NewJob(queue="mail", payload={"to": "ann", "cc": 1}))
     assert await sql("SELECT id FROM headrace.job_ready") == []
     # Other versions are for other code or for an upgrade, and code of a type runs in slots only.
     for version in (1, 3):
         await jobs.enqueue(NewJob(queue="photos", payload={"n": "x"}, version=version))
     assert await jobs.enqueue(NewJob(queue="odd", payload={}))
+
+
+@dataclasses.dataclass
+class Order:
+    """A payload of another kind of record."""
+
+    lines: list[int]
+
+
+async def test_a_refused_payload_is_named_with_queue_field_value_and_expectation(jobs, registry):
+    @registry.task("orders")
+    async def orders(order: Order): ...
+
+    @registry.task("by-number")
+    async def by_number(prices: dict[int, float], name: str): ...
+
+    for queue, payload, faults in (
+        ("orders", {"lines": [1, "x"]}, ["/0/payload/lines/1: {} expected int, got str 'x'"]),
+        (
+            "by-number",
+            {"prices": {"7": 1.5, "8": "much"}, "nam": 1},
+            [
+                "/0/payload/prices/8: {} expected float, got str 'much'",
+                "/0/payload/name: {} expected a value, got none",
+                "/0/payload/nam: {} no such field, did you mean name?",
+            ],
+        ),
+    ):
+        with pytest.raises(InvalidJob) as raised:
+            await jobs.enqueue(NewJob(queue=queue, payload=payload))
+        expected = [fault.format(f"queue {queue!r}:") for fault in faults]
+        assert [f"{p.pointer}: {p.text}" for p in raised.value.problems] == expected
+        assert raised.value.text == f"nothing was enqueued: {'; '.join(expected)}"
+
+
+SHOP = """
+from headrace import Headrace
+
+app = Headrace()
+
+
+@app.task("photos", version=2, upgrade={1: lambda old: old})
+async def show(n: int) -> None: ...
+"""
+
+
+async def test_the_command_checks_a_payload_by_the_application_that_it_names(
+    database_url, tmp_path, monkeypatch, capfd, sql
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "payload_shop.py").write_text(SHOP)
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
+
+    async def run(*words):
+        sys.modules.pop("payload_shop", None)
+        code = await asyncio.to_thread(main, ["jobs", *words])
+        return code, capfd.readouterr()
+
+    app = ("--app", "payload_shop:app")
+    code, printed = await run("add", "photos", '{"n": 1}', *app)
+    assert code == 0, printed.err
+    code, printed = await run("add", "photos", '{"n": "x"}', *app)
+    assert code == InvalidJob.exit_code
+    assert "/0/payload/n: queue 'photos': expected int, got str 'x'" in printed.err
+    [row] = await sql("SELECT id, version FROM headrace.job_ready")
+    assert row["version"] == 2, "without --version the job has the version of the task"
+    code, printed = await run("edit", str(row["id"]), "--payload", '{"n": "x"}', *app)
+    assert code == InvalidJob.exit_code
+    assert "expected int, got str 'x'" in printed.err
+    assert (await run("add", "photos", '{"n": "x"}'))[0] == 0, "no code, no check"
 
 
 async def test_ids_and_names_that_were_never_given(jobs):

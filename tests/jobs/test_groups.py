@@ -189,17 +189,22 @@ async def test_a_callback_is_checked_against_its_task_before_any_member(jobs, re
                 [NewGroup(members=[], on_done=NewJob(queue="report", payload=payload))]
             )
     for on_done, text in (
-        (total.job(album=1), "on_done: the callback gets the field `group`: add the parameter"),
-        (publish.job({"album": "one"}), r"on_done: Expected `int`, got `str` - at `\$.album`"),
+        (
+            total.job(album=1),
+            "/0/payload/group: on_done: queue 'total': the callback gets the field `group`: add",
+        ),
+        (
+            publish.job({"album": "one"}),
+            "/0/payload/album: on_done: queue 'publish': expected int, got str 'one'",
+        ),
     ):
-        with pytest.raises(InvalidJob, match=text) as raised:
+        with pytest.raises(InvalidJob, match=text):
             async with jobs.group(on_done=on_done):
                 pass
-        assert raised.value.problems[0].pointer == "/0/payload"
         with pytest.raises(InvalidJob, match=text):
             await jobs.enqueue_groups([NewGroup(members=[], on_done=on_done)])
     members = [publish.job({"album": 1, "group": {"done": "all"}})]
-    with pytest.raises(InvalidJob, match="/0/payload: Expected `int`"):
+    with pytest.raises(InvalidJob, match="/0/payload/group/done: queue 'publish': expected int"):
         await jobs.enqueue_groups([NewGroup(members=members, on_done=publish.job(album=1))])
     assert await sql("SELECT id FROM headrace.job_group") == []
     for call in (publish.enqueue, lambda payload: publish.enqueue_many([payload])):

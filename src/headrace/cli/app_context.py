@@ -235,18 +235,35 @@ class CommandLine:
         app.use_flags(self.flags)
         return app
 
-    def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
+    def run(
+        self,
+        kind: type[Service],
+        verb: Callable[[Service], Awaitable[Answer]],
+        *,
+        application: str | None = None,
+    ) -> Answer:
         """Run `verb` with the service of type `kind`, then close the engines."""
         keeps_rows = getattr(kind, "keeps_rows", True)
-        return self.run_app(lambda app: verb(_service(app, kind)), checked=keeps_rows)
+        return self.run_app(
+            lambda app: verb(_service(app, kind)), checked=keeps_rows, application=application
+        )
 
-    def run_app(self, work: Callable[[App], Awaitable[Answer]], *, checked: bool = True) -> Answer:
-        """Run `work` on the plain application; `checked` verifies the schema first."""
+    def run_app(
+        self,
+        work: Callable[[App], Awaitable[Answer]],
+        *,
+        checked: bool = True,
+        application: str | None = None,
+    ) -> Answer:
+        """Run `work` on the application, by default the plain one; `checked` verifies the schema.
+
+        Raises: AppNotFound, AppBroken.
+        """
         configure_logs("cli", level="warning")
         spans.start("cli")
+        app = self.app(application)
 
         async def in_loop() -> Answer:
-            app = self.app()
             try:
                 if checked:
                     await check_schema(app.engines.postgres, self.packages, version=app.version)

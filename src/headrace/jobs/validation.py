@@ -382,7 +382,6 @@ def is_number(value: Any, least: float, most: float) -> bool:
 
 COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
 """End of a group callback's payload, as added when it is enqueued."""
-UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
 
 
 def _require_decodable(rows: JobColumns, registry: Registry, *, has_group: bool = False) -> None:
@@ -399,13 +398,15 @@ def _require_decodable(rows: JobColumns, registry: Registry, *, has_group: bool 
         task = tasks[rows.queues[index]]
         if task is None or rows.versions[index] != task.version:
             continue
-        misfit = _decoding_error(task, _with_counts(payload) if has_group else payload)
-        if misfit is not None:
-            if has_group and misfit == UNKNOWN_GROUP:
-                misfit = "the callback gets the field `group`: add the parameter to its handler"
-            problems.append(FieldProblem(f"/{index}/payload", "invalid", misfit))
-            if len(problems) == PROBLEMS_MAX:
-                break
+        whole = _with_counts(payload) if has_group else payload
+        for fault in task.payloads.faults(whole, f"/{index}/payload"):
+            text = fault.text
+            if has_group and fault.code == "unknown" and fault.pointer.endswith("/payload/group"):
+                text = "the callback gets the field `group`: add the parameter to its handler"
+            text = f"queue {task.queue!r}: {text}"
+            problems.append(FieldProblem(fault.pointer, fault.code, text))
+        if len(problems) >= PROBLEMS_MAX:
+            break
     refuse(problems, "on_done: " if has_group else "")
 
 
@@ -420,17 +421,6 @@ def _are_decodable(rows: JobColumns, task: Task | None) -> bool:
     except Exception:  # noqa: BLE001 - also of a type's own code
         return False
     return True
-
-
-def _decoding_error(task: Task, payload: bytes) -> str | None:
-    """The error of decoding `payload` for the task; None if it fits."""
-    try:
-        task.payloads.decode(payload)
-    except msgspec.ValidationError as error:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a type's own code, which may only work where handlers run
-        return None
-    return None
 
 
 def _with_counts(payload: bytes) -> bytes:

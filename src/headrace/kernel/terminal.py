@@ -35,8 +35,17 @@ class Terminal(Protocol):
         """Whether the user passed `--json`."""
         ...
 
-    def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
-        """Open the engines, call `verb` with the service of type `kind`, close the engines."""
+    def run(
+        self,
+        kind: type[Service],
+        verb: Callable[[Service], Awaitable[Answer]],
+        *,
+        application: str | None = None,
+    ) -> Answer:
+        """Open the engines, call `verb` with the service of type `kind`, close the engines.
+
+        `application` is MODULE:APP, whose declarations the service then has.
+        """
         ...
 
     def show(self, value: Any, text: str) -> None:

@@ -56,6 +56,15 @@ def duration(
     )
 
 
+APP: Final = click.option(
+    "--app",
+    "application",
+    default=None,
+    metavar="MODULE:APP",
+    help="Check the payload by the handler of this application.",
+)
+
+
 @click.group("jobs", cls=CommandGroup)
 def jobs() -> None:
     """Jobs: add, show, list, cancel, retry, take."""
@@ -75,10 +84,20 @@ def jobs() -> None:
 @click.option("--retries", default=None, type=int, help="Retries, if not those of the queue.")
 @duration("--timeout", "Time limit of a call, if not that of the task.")
 @duration("--expires", "Cancel it if it starts later than this after due.")
-@click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
-def add(terminal: Terminal, /, **options: Any) -> None:
-    """Enqueue one job into QUEUE; PAYLOAD is JSON."""
-    job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(NewJob(**options)))
+@click.option(
+    "--version", default=None, type=int, help="Version of the payload: 1, with --app its task's."
+)
+@APP
+def add(terminal: Terminal, /, *, application: str | None, **options: Any) -> None:
+    """Enqueue one job into QUEUE; PAYLOAD is JSON. Without --app its type is not checked."""
+
+    async def enqueue(jobs: Jobs) -> int:
+        task = jobs.registry.get(options["queue"]) if application else None
+        if options["version"] is None:
+            options["version"] = 1 if task is None else task.version
+        return await jobs.enqueue(NewJob(**options))
+
+    job_id = terminal.run(Jobs, enqueue, application=application)
     terminal.show({"id": job_id}, f"job {job_id}")
 
 
@@ -139,9 +158,10 @@ def cancel(terminal: Terminal, job_id: int, *, running: bool) -> None:
 @click.option("--priority", default=None, type=int, help="0 first to 9 last.")
 @click.option("--at", default=None, type=MOMENT, help="Time at which it is due.")
 @duration("--after", "Delay from now, such as 30s or 2h.")
-def edit(terminal: Terminal, /, job_id: int, **options: Any) -> None:
+@APP
+def edit(terminal: Terminal, /, job_id: int, *, application: str | None, **options: Any) -> None:
     """Change job JOB_ID, which must wait; what is left out stays."""
-    terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options))
+    terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options), application=application)
     terminal.show({"id": job_id}, f"job {job_id} is changed")
 
 

@@ -21,6 +21,8 @@ import msgspec
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.job_context import Batch, JobContext
 from headrace.jobs.tasks.options import OWN_OPTIONS, JobOptions
+from headrace.kernel.errors import FieldProblem, describe_value
+from headrace.kernel.faults import fault_of_message, find_faults
 from headrace.kernel.storable import is_model
 
 
@@ -39,11 +41,16 @@ def _read_model(kind: Any, payload: bytes) -> Any:
         problems = getattr(error, "errors", None)
         if problems is None:
             raise
-        lines = [
-            f"{'.'.join(map(str, one['loc'])) or 'the payload'}: {one['msg']}"
-            for one in problems(include_url=False, include_context=False, include_input=False)
-        ]
+        lines = map(_problem_line, problems(include_url=False, include_context=False))
         raise msgspec.ValidationError("; ".join(lines)) from error
+
+
+def _problem_line(problem: dict[str, Any]) -> str:
+    """A problem of a model, with its field, and its value if that is no object or list."""
+    place = ".".join(map(str, problem["loc"])) or "the payload"
+    value = problem["input"]
+    shown = "" if isinstance(value, dict | list) else f", got {describe_value(value)}"
+    return f"{place}: {problem['msg']}{shown}"
 
 
 class Payloads:
@@ -65,6 +72,30 @@ class Payloads:
         """Decode a payload as the handler's type; null means no fields. Raises: ValueError."""
         is_empty = self.takes_fields and payload == b"null"
         return self._decode(b"{}" if is_empty else payload)
+
+    def faults(self, payload: bytes, pointer: str = "") -> list[FieldProblem]:
+        """Where `payload` does not fit the handler's type, with what is expected.
+
+        Empty if it fits, or if its type's own code fails, which may only work where handlers run.
+        """
+        try:
+            self.decode(payload)
+        except msgspec.ValidationError as error:
+            message = str(error)
+        except Exception:  # noqa: BLE001 - a type's own code
+            return []
+        else:
+            return []
+        if is_model(self.type):
+            return [FieldProblem(pointer, "invalid", message)]
+        value = msgspec.json.decode(payload)
+        if self.takes_fields and value is None:
+            value = {}
+        try:
+            found = list(find_faults(value, self.type, pointer, hook=_model_of))
+        except Exception:  # noqa: BLE001 - a type's own code
+            found = []
+        return found or [fault_of_message(message, pointer)]
 
     def decode_all(self, payloads: Sequence[bytes]) -> list[Any]:
         """Decode the payloads of a batch. Raises: ValueError if one does not fit."""
