@@ -81,8 +81,8 @@ async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_pa
 @pytest.mark.parametrize(
     ("url", "text", "fix"),
     [
-        ("postgresql://h@127.0.0.1:1/h", "ConnectionRefusedError", "start it"),
-        ("postgresql://h@no-such-host.invalid/h", "gaierror: .+", "start it"),
+        ("postgresql://h@127.0.0.1:1/h", "ConnectionRefusedError", "start it, or correct --url"),
+        ("postgresql://h@no-such-host.invalid/h", "gaierror: .+", "start it, or correct --url"),
         ("", "no_such_database.*pg_hba.conf", ""),
     ],
 )
@@ -94,10 +94,54 @@ async def test_what_keeps_postgres_from_answering_is_named(running_engines, url,
             await postgres.value(Query("test", "", "SELECT 1", ()))
     finally:
         await postgres.close()
-    finding = failed("postgres", caught.value)
+    finding = failed(Headrace(flags={"postgres.url": url}).config, "postgres", caught.value)
     assert re.search(text, finding.text)
     assert "headrace doctor" not in finding.text
     assert finding.fix.startswith(fix)
+
+
+DOWN_URL = "postgresql://me:hunter2@127.0.0.1:1/site"
+
+
+@pytest.mark.parametrize("place", ["variable", "file", "direct"])
+async def test_an_engine_that_is_down_is_one_finding_with_its_address_and_setting(
+    running_engines, database_url, tmp_path, monkeypatch, place
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
+    fix = "start it, or correct HEADRACE_POSTGRES_URL"
+    if place == "file":
+        (tmp_path / "headrace.toml").write_text(f'[postgres]\nurl = "{DOWN_URL}"\n')
+        fix = "start it, or correct `url` of [postgres] in headrace.toml"
+    elif place == "variable":
+        monkeypatch.setenv("HEADRACE_POSTGRES_URL", DOWN_URL)
+    else:
+        monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+        monkeypatch.setenv("HEADRACE_POSTGRES_DIRECT_URL", DOWN_URL)
+        fix += " or HEADRACE_POSTGRES_DIRECT_URL"
+    async with Headrace(flags={"data.folder": str(tmp_path / "data")}) as app:
+        found = [one for one in await check_up(app, ("headrace.jobs",)) if one.state == "fail"]
+    assert [(one.subject, one.fix) for one in found if one.subject != "views"] == [
+        ("postgres", fix)
+    ]
+    assert "127.0.0.1:1 does not respond" in found[0].text
+    assert "hunter2" not in f"{found}"
+
+
+async def test_engines_that_do_not_answer_are_one_finding_each(tmp_path, monkeypatch):
+    server = await asyncio.start_server(lambda reader, _: reader.read(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    monkeypatch.setattr(doctor, "CHECK_S", 0.2)
+    flags = {"postgres.url": f"postgresql://me:hunter2@127.0.0.1:{port}/site"}
+    flags |= {"valkey.url": f"valkey://127.0.0.1:{port}", "data.folder": str(tmp_path / "data")}
+    async with Headrace(flags=flags) as app:
+        found = [one for one in await check_up(app, ()) if one.state == "fail"]
+    server.close()
+    assert [one.subject for one in found[:2]] == ["postgres", "valkey"]
+    assert all(f"127.0.0.1:{port}" in one.text for one in found[:2])
+    assert "hunter2" not in f"{found}"
+    others = {one.subject for one in found[2:]}
+    assert others.isdisjoint({"postgres", "schema", "secret", "valkey", "views", "flusher", "feed"})
 
 
 async def test_a_server_that_starts_is_not_down():

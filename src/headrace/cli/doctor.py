@@ -14,6 +14,7 @@ import resource
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -46,9 +47,13 @@ from headrace.engines import Engines
 from headrace.engines.blobs import Blobs, BlobsDown, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
 from headrace.engines.embedded.data_folder import require_owner
+from headrace.engines.endpoints import masked_url
 from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
+from headrace.engines.postgres import PostgresDown
+from headrace.engines.valkey import ValkeyDown
 from headrace.kernel import spans
+from headrace.kernel.config import ENV_PREFIX, Loaded
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.terminal import pluralize
@@ -67,8 +72,24 @@ WEBHOOK_FAILURES_SEEN: Final = 5
 """Consecutive failures that are reported: about a minute and a half."""
 
 
-Check = tuple[str, Callable[[], Awaitable[list[Finding]]]]
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of `subject`; it is skipped while one of its `needs` is down."""
+
+    subject: str
+    run: Callable[[], Awaitable[list[Finding]]]
+    needs: frozenset[str] = frozenset()
+
+
+ENGINES: Final = {
+    "postgres": ("PostgreSQL", ("postgres.url", "postgres.direct_url")),
+    "valkey": ("Valkey", ("valkey.url",)),
+}
+"""Names of engines, and the settings with their addresses."""
+DOWN: Final = {PostgresDown: "postgres", ValkeyDown: "valkey", BlobsDown: "blobs"}
 SCHEMA_FITS: Final = Finding("schema", "ok", "up to date")
+TABLES: Final = frozenset({"postgres", "schema"})
+ALL: Final = TABLES | {"valkey"}
 
 
 async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
@@ -78,18 +99,18 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         return findings  # the check would store an object as root in another user's folder
     special = special_folder(app)
     if special is not None:
-        checks: list[Check] = [] if special else [("standby", lambda: check_standby(app))]
-        return [*findings, *special, *await _run_checks(checks)]
+        checks = [] if special else [Check("standby", lambda: check_standby(app))]
+        return [*findings, *special, *await _run_checks(app, checks)]
     try:
         engines = app.engines
     except NotRunning as error:
         if serves_media_alone(app):
             findings.append(Finding("engines", "ok", "none needed: this machine only serves media"))
-            return [*findings, *await _run_checks([*_media_checks(app)])]
+            return [*findings, *await _run_checks(app, _media_checks(app))]
         # A missing object store may be the cause.
         checks = _media_checks(app)[:1] if (app.data_folder / RECORD_FILE).exists() else []
-        checks.append(("backup archive", lambda: check_archive(app)))
-        found = await _run_checks(checks)
+        checks.append(Check("backup archive", lambda: check_archive(app)))
+        found = await _run_checks(app, checks)
         is_restored = NOT_PROMOTED_FIX in [one.fix for one in found]
         # Without a promotion `headrace up` refuses this folder.
         text, fix = ("no engines run", NOT_PROMOTED_FIX) if is_restored else (error.text, UP_FIX)
@@ -97,49 +118,57 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     except HeadraceError as error:
         return [*findings, Finding("engines", "fail", error.text)]
     checks = [
-        ("postgres", lambda: check_postgres(app, engines)),
-        ("schema", lambda: check_schema_state(engines, packages)),
-        ("backup", lambda: check_backup(app, engines)),
-        ("secret", lambda: check_secrets(app, engines)),
-        ("token", lambda: check_token(app, engines)),
-        ("webhooks", lambda: check_webhooks(app)),
-        ("valkey", lambda: check_valkey(engines)),
-        ("views", lambda: check_views(app, engines)),
-        ("flusher", lambda: check_flusher(app)),
-        ("feed", lambda: check_feed(app)),
+        Check("postgres", lambda: check_postgres(app, engines)),
+        Check("schema", lambda: check_schema_state(engines, packages), frozenset({"postgres"})),
+        Check("backup", lambda: check_backup(app, engines)),
+        Check("secret", lambda: check_secrets(app, engines), TABLES),
+        Check("token", lambda: check_token(app, engines), TABLES),
+        Check("webhooks", lambda: check_webhooks(app), TABLES),
+        Check("valkey", lambda: check_valkey(engines)),
+        Check("views", lambda: check_views(app, engines), frozenset({"valkey"})),
+        Check("flusher", lambda: check_flusher(app), ALL),
+        Check("feed", lambda: check_feed(app), ALL),
         *_media_checks(app),
     ]
-    return [*findings, *await _run_checks(checks)]
+    return [*findings, *await _run_checks(app, checks)]
 
 
 def _media_checks(app: App) -> list[Check]:
     """Checks that also run on machines that only serve media."""
     return [
-        ("blobs", lambda: check_blobs(app.blobs)),
-        ("media data plane", lambda: check_data_plane(app)),
-        ("media disks", lambda: check_media_disks(app)),
-        ("media cluster", lambda: check_media_cluster(app)),
-        ("media upstream", lambda: check_media_upstream(app)),
-        ("traces", check_traces),
+        Check("blobs", lambda: check_blobs(app.blobs)),
+        Check("media data plane", lambda: check_data_plane(app)),
+        Check("media disks", lambda: check_media_disks(app)),
+        Check("media cluster", lambda: check_media_cluster(app)),
+        Check("media upstream", lambda: check_media_upstream(app)),
+        Check("traces", check_traces),
     ]
 
 
-async def _run_checks(checks: list[Check]) -> list[Finding]:
+async def _run_checks(app: App, checks: list[Check]) -> list[Finding]:
+    """Run `checks`; an engine that is down is one finding, not one per check that needs it."""
     findings: list[Finding] = []
-    for subject, check in checks:
-        if (
-            subject in ("secret", "token", "webhooks", "flusher", "feed")
-            and SCHEMA_FITS not in findings
-        ):
-            continue  # their tables are missing
+    down: set[str] = set()
+    for check in checks:
+        if down & check.needs:
+            continue
         try:
-            findings += await asyncio.wait_for(check(), CHECK_S)
+            found = await asyncio.wait_for(check.run(), CHECK_S)
         except TimeoutError:
-            findings.append(Finding(subject, "fail", f"no answer within {CHECK_S:.0f} s"))
+            found = [unanswered(app.config, check.subject)]
+            down.add(check.subject)
         except HeadraceError as error:
-            findings.append(failed(subject, error))
+            engine = engine_of(error)
+            found = [] if engine in down else [failed(app.config, engine or check.subject, error)]
+            down.add(engine)
         except OSError as error:
-            findings.append(refused(subject, error))
+            found = [refused(check.subject, error)]
+        if check.subject == "schema" and SCHEMA_FITS not in found:
+            down.add("schema")
+        if check.subject == "blobs" and found and found[-1].state == "fail":
+            down.add("blobs")
+        known = {one.text for one in findings if one.state == "fail"}
+        findings += [one for one in found if one.text not in known]
     return findings
 
 
@@ -187,12 +216,44 @@ def check_machine(app: App) -> list[Finding]:
     return findings
 
 
-def failed(subject: str, error: HeadraceError) -> Finding:
+def engine_of(error: HeadraceError) -> str:
+    """The engine that is down with `error`; empty for another fault."""
+    return next((name for kind, name in DOWN.items() if isinstance(error, kind)), "")
+
+
+def engine_fix(config: Loaded, subject: str) -> str:
+    """How to reach an engine that is down, with the settings that have its address."""
+    settings = [setting_of(config, key) for key in ENGINES[subject][1]]
+    found = " or ".join(filter(None, settings))
+    return f"start it, or correct {found}" if found else "run `headrace up`, which starts it"
+
+
+def setting_of(config: Loaded, key: str) -> str:
+    """Where setting `key` was set: a variable, a flag or a line of a file; empty if nowhere."""
+    source = config.written[key][1]
+    section, _, name = key.partition(".")
+    if source == "default":
+        return ""
+    is_word = source.startswith(("--", ENV_PREFIX))
+    return source if is_word else f"`{name}` of [{section}] in {source}"
+
+
+def failed(config: Loaded, subject: str, error: HeadraceError) -> Finding:
     """The finding for an error, whose text names the fix unless that is this command."""
     text = TO_DOCTOR.sub("", error.text)
-    return Finding(
-        subject, "fail", text, "start it, or correct its URL" if text != error.text else ""
-    )
+    has_fix = text == error.text or subject not in ENGINES
+    return Finding(subject, "fail", text, "" if has_fix else engine_fix(config, subject))
+
+
+def unanswered(config: Loaded, subject: str) -> Finding:
+    """The finding for a check that took too long."""
+    text = f"no answer within {CHECK_S:.0f} s"
+    if subject not in ENGINES:
+        return Finding(subject, "fail", text)
+    name, keys = ENGINES[subject]
+    url = config.written[keys[0]][0]
+    text = f"{name} at {masked_url(url)}: {text}" if url else text
+    return Finding(subject, "fail", text, engine_fix(config, subject))
 
 
 def refused(subject: str, error: OSError) -> Finding:
