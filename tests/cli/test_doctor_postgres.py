@@ -121,6 +121,25 @@ async def test_a_harm_to_the_database_is_found(look, database_url, harm):
         assert await look(**{"jobs.floats": "1", **few}) == {}
 
 
+async def test_the_roles_of_all_hosts_need_connections(look, database_url):
+    name = urlsplit(database_url).path.strip("/")
+    roles = [
+        f"('{host}', '{role}', 'f', '', now())"
+        for host in ("a", "b", "c")
+        for role in ("agent", "api", "scheduler", "flusher", "media")
+    ]
+    await run_statements(
+        database_url,
+        f"ALTER DATABASE {name} CONNECTION LIMIT 60",
+        f"INSERT INTO headrace.role_secret VALUES {', '.join(roles)}",
+    )
+    finding = (await look(**{"jobs.floats": "4"}))["connections"]
+    assert (
+        "60 connections available to this role; the roles of 3 hosts may need 165" in finding.text
+    )
+    assert finding.fix.startswith("set max_connections = 330")
+
+
 @pytest.mark.slow
 async def test_commits_without_their_standby_fail(look, servers_folder):
     server = OwnPostgres(servers_folder / "p", "18", synchronous_standby_names="b, c")

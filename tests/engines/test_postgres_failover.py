@@ -91,6 +91,17 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
 
 
 @pytest.mark.slow
+async def test_a_server_that_is_full_is_named_and_not_one_that_is_away(server):
+    await run_statements(server.url, "CREATE ROLE few LOGIN CONNECTION LIMIT 0")
+    with socket.create_server(("", 0)) as away:
+        port = away.getsockname()[1]
+    hosts = f"127.0.0.1:{server.port},127.0.0.1:{port}"
+    with pytest.raises(PostgresDown, match="refuses more connections") as caught:
+        await Postgres(f"postgresql://few@{hosts}/postgres", CONFIG).open()
+    assert "raise max_connections" in caught.value.text
+
+
+@pytest.mark.slow
 async def test_a_connection_to_a_server_that_became_read_only_is_replaced(server):
     await run_statements(server.url, MAKE)
     postgres = Postgres(server.url, CONFIG)

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from headrace.engines.blobs import BlobChanged, Blobs
 from headrace.engines.commit_wait import find_commit_wait
 from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
-from headrace.engines.postgres import PostgresConfig, PostgresPooled
+from headrace.engines.postgres import PostgresConfig, PostgresPooled, SchemaBehind
 from headrace.engines.sql import load_queries
 from headrace.engines.valkey import Node, SentinelGroup
 from headrace.kernel.errors import HeadraceError
@@ -172,7 +173,7 @@ async def check_postgres(app: App, engines: Engines) -> list[Finding]:
         *check_timeouts(settings, app.config.section(PostgresConfig), row),
         *check_behavior(settings, row),
         *check_collation(row),
-        *check_connections(app, row),
+        *check_connections(app, row, await _running_roles(engines)),
         *await _check_replica(engines),
         _clock(offset_s),
     ]
@@ -309,19 +310,30 @@ def check_collation(row: Any) -> list[Finding]:
     return found
 
 
-def check_connections(app: App, row: Any) -> list[Finding]:
-    """Check that max_connections suffices for one machine and is not nearly used up."""
+async def _running_roles(engines: Engines) -> list[RoleSecret]:
+    """The running roles of all hosts; none before the first migration."""
+    try:
+        return await read_secrets(engines.postgres)
+    except SchemaBehind:
+        return []
+
+
+def check_connections(app: App, row: Any, running: Sequence[RoleSecret]) -> list[Finding]:
+    """Check that max_connections suffices for one machine, or all of those that run, and is not
+    nearly used up. Slots are counted as on this machine.
+    """
     config, jobs = app.config.section(PostgresConfig), app.config.sections["jobs"]
     slots = jobs.floats or FLOATS_PER_CORE * len(os.sched_getaffinity(0))
-    needed = len(POOLS) * config.connections_max + AGENT_CONNECTIONS
-    needed += slots * config.slot_connections_max
+    role_max = dict.fromkeys(POOLS, config.connections_max)
+    role_max["agent"] = AGENT_CONNECTIONS + slots * config.slot_connections_max
+    one = sum(role_max.values())
+    needed = max(one, sum(role_max.get(each.role, 0) for each in running))
     room, used = int(row["connections_max"]), int(row["connections"])
     fix = f"set max_connections = {max(100, 2 * needed)}, or lower postgres.connections_max"
     if room < needed:
-        text = (
-            f"{room} connections available to this role; one machine with all roles may need"
-            f" {needed}"
-        )
+        hosts = len({each.host for each in running})
+        who = "one machine with all roles" if needed == one else f"the roles of {hosts} hosts"
+        text = f"{room} connections available to this role; {who} may need {needed}"
         return [Finding("connections", "warn", text, fix)]
     if used > room * CONNECTIONS_USED_MAX:
         text = f"{used} of {room} connections are in use"

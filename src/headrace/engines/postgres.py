@@ -472,6 +472,9 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
     if isinstance(error, NoPrimary):
         text = f"PostgreSQL{at}: {error.text}. A failover may be under way: wait, or check with"
         return PostgresDown(f"{text} `patronictl list`", retry_after_s=2)
+    if isinstance(error, asyncpg.TooManyConnectionsError):
+        text = f"PostgreSQL{at} refuses more connections ({reason}): raise max_connections, or the"
+        return PostgresDown(f"{text} limit of role or database", retry_after_s=2)
     is_starting = isinstance(error, asyncpg.CannotConnectNowError)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
     state = "is starting, stopping or recovering" if is_starting else what

@@ -84,14 +84,12 @@ class Servers:
                 await self._prepare(connection, timeout_s)
             except DOWN as error:
                 standbys += isinstance(error, asyncpg.TargetServerAttributeNotMatched)
-                # That a standby is no primary explains less than what the primary answered.
-                if failed is None or not isinstance(error, asyncpg.InternalClientError):
+                if failed is None or _rank(error) >= _rank(failed):
                     failed = error
                 continue
             self._urls = [url, *(other for other in self._urls if other != url)]
             return connection
         assert failed is not None
-        # A server that answered otherwise, such as one that starts, explains more.
         if (
             standbys
             and self._needs_primary
@@ -109,6 +107,13 @@ class Servers:
         except BaseException:
             connection.terminate()
             raise
+
+
+def _rank(error: BaseException) -> int:
+    """How much an error explains: a server's own answer most, that one is a standby least."""
+    if isinstance(error, asyncpg.PostgresError):
+        return 2
+    return 0 if isinstance(error, asyncpg.InternalClientError) else 1
 
 
 def watch_host(connection: Any, silent_max_s: float) -> None:
