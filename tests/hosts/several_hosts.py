@@ -175,7 +175,7 @@ class EntryHost:
         return any(row[:2] == ["headrace_api", server] and row[17].startswith("UP") for row in rows)
 
     def is_out(self, node: str) -> bool:
-        """Whether a media node gets no clients."""
+        """Whether a draining media node gets no clients."""
         found = re.search(rf"server {node} \S+ weight (\d+)", self._files[1].read_text())
         return found is not None and found[1] == "0"
 

