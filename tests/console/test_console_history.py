@@ -117,6 +117,21 @@ async def test_every_room_draws_its_minutes(open_tab):
         assert re.search(r"2xx\s*[\d.,]+k?", await legend.inner_text())
 
 
+async def test_every_chart_has_its_legend_on_a_phone(open_tab):
+    async with open_tab(width=WIDTHS["phone"]) as screen:
+        for path, names in ROOMS.items():
+            await screen.open(path)
+            await drawn(screen, names[0])
+            for legend in await screen.page.locator("[data-chart].drawn .u-legend").all():
+                entries = await legend.locator(".u-series").all_inner_texts()
+                assert len(entries) > 1, "the time and each line"
+                assert all(re.search(r"\S+\s+\S+", text) for text in entries), entries
+                await legend.scroll_into_view_if_needed()
+                box = await legend.bounding_box()
+                assert box["height"] > 10, path
+                assert box["x"] + box["width"] <= WIDTHS["phone"], path
+
+
 async def test_a_selection_opens_the_failed_jobs_of_its_time_or_zooms(open_tab):
     async with open_tab() as screen:
         await screen.open("/console/jobs")

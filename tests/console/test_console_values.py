@@ -37,7 +37,7 @@ from headrace.console.screens.health import (
 )
 from headrace.console.screens.job_actions import job_number
 from headrace.console.screens.jobs import moments_of, step_bars
-from headrace.console.screens.media import ends_of_media
+from headrace.console.screens.media import ends_of_media, served_from
 from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series, row_id
@@ -47,6 +47,7 @@ from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.jobs.model import Job, JobState
 from headrace.kernel.terminal import is_visible, pluralize
+from headrace.media.model import DiskConfig, MediaConfig
 from headrace.web.history import Mark
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -460,3 +461,12 @@ def test_commits_that_wait_for_a_standby_are_an_issue_of_their_own():
     assert (line.tone, line.subject) == ("bad", "postgres accepts no writes")
     assert (line.text, line.fix) == (waits.text, "Start the standby.")
     assert list(commit_issues(PanelData())) == []
+
+
+def test_an_object_is_served_from_a_store_or_from_cache_disks():
+    disks = (DiskConfig(path="/disk", size_bytes=2**30),)
+    assert "without a cache" in served_from(MediaConfig())
+    assert "of this node" in served_from(MediaConfig(disks=disks))
+    clustered = MediaConfig(disks=disks, node="n1", upstream=("https://home.example",))
+    assert "owner nodes" in served_from(clustered)
+    assert "upstream cluster" in served_from(clustered)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from headrace.console.format import format_limit
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.consumers import HOOK
+from headrace.fetch.host_stats import HOST_KEPT_S
 from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Host, ItemPhoto, Source, Webhook
 from headrace.fetch.outcomes import count_bad
@@ -143,6 +144,7 @@ async def view_hosts(context: ViewContext) -> dict[str, Any]:
         "sort": sort,
         "is_part": sort != "name" and len(found.value or ()) >= PAGE_ROWS_MAX,
         "sorted_max": PAGE_ROWS_MAX,
+        "kept_s": HOST_KEPT_S,
         "more": more,
     }
 

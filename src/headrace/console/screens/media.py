@@ -22,7 +22,7 @@ from headrace.console.views import (
     no_data,
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S
-from headrace.media.model import SOURCES, STAGES, STATUSES, MediaObject
+from headrace.media.model import SOURCES, STAGES, STATUSES, MediaConfig, MediaObject
 from headrace.web.history import Mark
 
 NAMES_MAX: Final = 512
@@ -135,9 +135,18 @@ async def view_object(context: ViewContext) -> dict[str, Any]:
         "line": PanelData(line, found.error),
         "owners": owners,
         "is_alone": is_alone,
-        "is_local": not media.config.disks,
+        "served_from": served_from(media.config),
         "is_signed": media.config.signed == "required",
     }
+
+
+def served_from(config: MediaConfig) -> str:
+    """Where nodes with this configuration read the bytes of an object."""
+    origin = "the upstream cluster" if config.upstream else "the object store"
+    if not config.disks:
+        return f"{origin}, without a cache: media.disks is not set"
+    of = "the owner nodes below" if config.node is not None else "this node"
+    return f"the cache disks of {of}; a block that they lack is read from {origin} and kept"
 
 
 async def object_examples(context: ViewContext) -> list[str]:
