@@ -17,10 +17,10 @@ PEERS_SET_UP := .venv-bench/.set-up
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(DEMO_SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary; PORT=9000: first of three ports)
+demo: $(DEMO_SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary; PORT=9000: first of three ports; FOLDER=other-data: its data folder)
 	@# In a process group of its own on a terminal: Ctrl-C ends the demo in order, and not make.
 	@if [ -t 0 ]; then set -m; trap '' TSTP; fi; \
-	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS)) $(addprefix --port ,$(PORT)); exit $$?
+	DEMO_OPTIONS=make $(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS)) $(addprefix --port ,$(PORT)) $(if $(FOLDER),--folder '$(FOLDER)'); exit $$?
 
 test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest

@@ -1,4 +1,4 @@
-"""Set up a Python environment from a lock file, with one line of progress.
+"""Set up a Python environment from a lock file, with lines of progress.
 
     python3 tools/set_up.py .venv requirements-demo.lock
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 import venv
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Final
 PYTHON_MIN: Final = (3, 11)
 SEEN: Final = ("Collecting ", "Processing ", "Requirement already satisfied: ", "Ignoring ")
 """How pip begins the line of each package."""
+TERMINAL_EVERY_S: Final = 1.0
+LINE_EVERY_S: Final = 10.0
+CLEARED: Final = "\r\033[K"
 
 
 def count_packages(lock: Path) -> int:
@@ -25,24 +29,58 @@ def count_packages(lock: Path) -> int:
     return sum("==" in line and not line[0].isspace() for line in lock.read_text().splitlines())
 
 
-def show(text: str, *, is_last: bool = False) -> None:
-    """Print the progress: on a terminal over the last line, else only the final one."""
-    if sys.stdout.isatty():
-        print(f"\r\033[K{text}", end="\n" if is_last else "", flush=True)
-    elif is_last:
-        print(text, flush=True)
+class Progress:
+    """The progress of the set-up, with the time that it has taken.
+
+    On a terminal one line changes every second. Elsewhere a line is printed every ten seconds, so
+    that a slow download looks different from one that hangs.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._begin_s = time.monotonic()
+        self._is_terminal = sys.stdout.isatty()
+        self._ended = threading.Event()
+        self._ticking = threading.Thread(target=self._tick, daemon=True)
+        self._print()
+        self._ticking.start()
+
+    def set(self, text: str) -> None:
+        """Change the text, which is printed at the next tick."""
+        self._text = text
+
+    def end(self, text: str) -> None:
+        """Print the last line."""
+        self._ended.set()
+        self._ticking.join()
+        print(f"{CLEARED if self._is_terminal else ''}{text}", flush=True)
+
+    @property
+    def took_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._begin_s
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TERMINAL_EVERY_S if self._is_terminal else LINE_EVERY_S):
+            self._print()
+
+    def _print(self) -> None:
+        text = f"{self._text} ({self.took_s:.0f} s)"
+        if self._is_terminal:
+            print(f"{CLEARED}{text}", end="", flush=True)
+        else:
+            print(text, flush=True)
 
 
-def install(python: Path, lock: Path) -> None:
+def install(python: Path, lock: Path, progress: Progress) -> None:
     """Install the packages of a lock file and this project; exits with pip's output on failure."""
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    packages, begin_s = count_packages(lock), time.monotonic()
+    packages = count_packages(lock)
     commands = [
         [*pip, "--progress-bar", "off", "--require-hashes", "-r", lock],
         [*pip, "--no-deps", "--no-build-isolation", "--editable", "."],
     ]
-    if not sys.stdout.isatty():
-        print(f"Installing {packages} packages of {lock.name} ...", flush=True)
+    progress.set(f"Downloading: 0 of {packages} packages of {lock.name} ...")
     seen = 0
     for command in commands:
         lines = []
@@ -54,15 +92,13 @@ def install(python: Path, lock: Path) -> None:
                 lines.append(line)
                 seen += line.startswith(SEEN)
                 if line.startswith("Installing collected"):
-                    show("Unpacking ...")
-                else:
-                    show(f"Downloading: {min(seen, packages)} of {packages} packages ...")
+                    progress.set(f"Unpacking {packages} packages ...")
+                elif seen <= packages:
+                    progress.set(f"Downloading: {seen} of {packages} packages of {lock.name} ...")
         if running.returncode:
-            show("Set-up failed:", is_last=True)
+            progress.end("Set-up failed:")
             sys.exit("".join(lines))
-    show(
-        f"Set-up ended after {time.monotonic() - begin_s:.0f} s: {packages} packages", is_last=True
-    )
+    progress.end(f"Set-up ended after {progress.took_s:.0f} s: {packages} packages")
 
 
 def main() -> None:
@@ -73,11 +109,14 @@ def main() -> None:
             " name a newer one with make PYTHON=python3.x"
         )
     folder, lock = Path(sys.argv[1]), Path(sys.argv[2])
+    progress = Progress(f"Creating the Python environment {folder} ...")
     try:
         venv.create(folder, with_pip=True, symlinks=True)
     except subprocess.CalledProcessError:
+        progress.end("Set-up failed:")
         sys.exit("Python's venv has no pip: on Debian or Ubuntu run apt-get install python3-venv")
-    install(folder / "bin" / "python", lock)
+    install(folder / "bin" / "python", lock, progress)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
 from examples.bazaar.followers import Followers
 from examples.bazaar.ledger import WRONG, Ledger
-from examples.bazaar.lock import DemoError, StoppedError, folder_of_one
+from examples.bazaar.lock import DemoError, StoppedError, folder_of_one, option
 from examples.bazaar.readers import Readers
 from examples.bazaar.records import Records
 from examples.bazaar.sellers import Desk
@@ -48,7 +48,7 @@ from examples.bazaar.visitors import Crowd
 
 LINES_EVERY_S: Final = 1.0
 LOGGED_EVERY_S: Final = 10.0
-"""Between the lines in a file or a pipe."""
+"""Between the lines of the start, and of figures in a file or a pipe."""
 PATIENCE_S: Final = 60.0
 """The extra time that a run may take on a busy machine to show everything."""
 AGAIN_S: Final = 2.0
@@ -94,14 +94,20 @@ class Demo:
         except sqlite3.OperationalError as error:
             raise DemoError(
                 f"{self._stage.folder} has data of another version of the demo ({error}): delete"
-                " the folder, or give --folder"
+                f" the folder, or choose another with {option('folder', 'other-data')}"
             ) from error
         print(f"starting headrace and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
         began = time.monotonic()
-        async with self._stage.running(self._stop) as up:
-            desk, people = Desk(self._stage), self._invite()
-            story = Story(self._stage, desk, self._adverts)
-            await self._print_addresses(time.monotonic() - began)
+        showing = asyncio.create_task(show_start(self._stage))
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                up = await stack.enter_async_context(self._stage.running(self._stop))
+                took_s = time.monotonic() - began
+                desk, people = Desk(self._stage), self._invite()
+                story = Story(self._stage, desk, self._adverts)
+                await self._print_addresses(took_s)
+            finally:
+                showing.cancel()
             await story.prepare(self._stop)
             ledger = Ledger(
                 self._stage,
@@ -295,6 +301,14 @@ class Demo:
             "everything worked" if not faults else f"{len(faults)} things did not work", flush=True
         )
         return 1 if faults else 0
+
+
+async def show_start(stage: Stage) -> None:
+    """Print every ten seconds what the start waits for, until cancelled."""
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(LOGGED_EVERY_S)
+        print(f"  {time.monotonic() - began:.0f} s: waiting for {stage.waits_for} ...", flush=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -26,6 +26,13 @@ class StoppedError(DemoError):
     """The demo was stopped while it started."""
 
 
+def option(name: str, value: str) -> str:
+    """An option as it is written on the command line that started this demo, make's or its own."""
+    if os.environ.get("DEMO_OPTIONS") == "make":
+        return f"`make demo {name.upper()}={value}`"
+    return f"--{name} {value}"
+
+
 @contextlib.contextmanager
 def folder_of_one(folder: Path) -> Iterator[int]:
     """Hold `folder` for this demo; gives the lock's file descriptor, to be handed to its programs.
@@ -39,7 +46,10 @@ def folder_of_one(folder: Path) -> Iterator[int]:
             lock.seek(0)
             owner = lock.read().strip()
             if time.monotonic() > deadline or _is_other(owner):
-                raise DemoError(f"a demo (pid {owner}) runs in {folder}: end it, or give --folder")
+                raise DemoError(
+                    f"a demo (pid {owner}) runs in {folder}: end it, or choose another folder with"
+                    f" {option('folder', 'other-data')}"
+                )
             time.sleep(0.1)
         lock.truncate(0)
         lock.write(str(os.getpid()))

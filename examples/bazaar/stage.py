@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from examples.bazaar.client import Client, ServerFailedError
-from examples.bazaar.lock import DemoError, StoppedError
+from examples.bazaar.lock import DemoError, StoppedError, option
 from examples.bazaar.origins import PORT_TAKEN
 from examples.bazaar.shops import Shop
 
@@ -89,6 +89,8 @@ class Stage:
         self.pictures = self.folder / "pictures"
         self.config = self.folder / "headrace.toml"
         self.data = self.folder / "headrace"
+        self.waits_for = "the sellers' hosts"
+        """What the start waits for now, for its progress."""
         self.ports = self._choose_ports()
 
     @property
@@ -137,10 +139,14 @@ class Stage:
         try:
             origins = await self._start_origins(stop)
             try:
+                self.waits_for = f"PostgreSQL, Valkey and the roles ({self.headrace_log})"
                 up = await self._start_up(origins, stop)
                 try:
+                    self.waits_for = "the photos of the sellers, which the first run draws"
                     await self._wait_drawn(drawing, stop)
+                    self.waits_for = "the pages of the shop"
                     async with self._serving_shop(stop):
+                        self.waits_for = "a link into the console"
                         yield up
                 finally:
                     await _end(up)
@@ -352,7 +358,7 @@ class Stage:
             taken = [at for name, at in asked.items() if name not in chosen and not _is_free(at)]
             if taken:
                 raise DemoError(
-                    f"port {taken[0]} is in use: choose another with --port (with make: PORT=)"
+                    f"port {taken[0]} is in use: choose another with {option('port', '9000')}"
                 )
             chosen |= asked
         for name, port in wanted.items():

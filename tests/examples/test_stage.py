@@ -9,16 +9,20 @@ import pty
 import select
 import socket
 import subprocess
+import sys
 
 import pytest
+from examples.bazaar import demo
 from examples.bazaar import stage as staging
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import Client, ServerLeftError
-from examples.bazaar.lock import DemoError
+from examples.bazaar.lock import DemoError, folder_of_one
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import shops
 from examples.bazaar.stage import ROOT, CommandFailedError, Stage, dead_roles
 from examples.bazaar.story import Story
+from tests.kit.waiting import wait_true
+from tools import set_up
 
 
 @pytest.fixture
@@ -81,6 +85,74 @@ def test_chosen_ports_are_used_or_named(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [("make", "`make demo FOLDER=other-data`"), ("", "--folder other-data")],
+)
+def test_a_second_demo_names_the_option_of_its_command_line(tmp_path, options, advice):
+    ours = {"DEMO_OPTIONS": options, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    second = [sys.executable, "-m", "examples.bazaar.demo", "--folder", tmp_path]
+    with folder_of_one(tmp_path):
+        ended = subprocess.run(
+            second, check=False, env={**os.environ, **ours}, capture_output=True, text=True
+        )
+    assert ended.returncode == 1
+    assert f"pid {os.getpid()}) runs in {tmp_path}: end it, or choose" in ended.stderr
+    assert advice in ended.stderr
+
+
+def test_make_passes_the_folder_and_its_own_name(tmp_path):
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$DEMO_OPTIONS: $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "set-up").touch()
+    given = (f"BIN={tmp_path}", f"DEMO_SET_UP={tmp_path}/set-up", "FOLDER=other data")
+    made = subprocess.run(
+        ["make", "-C", ROOT, "demo", *given], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "make: -m examples.bazaar.demo --folder other data\n" in made.stdout
+
+
+async def test_a_long_start_names_what_it_waits_for(stage, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "LOGGED_EVERY_S", 0.01)
+    showing = asyncio.create_task(demo.show_start(stage))
+    printed = []
+
+    def has_lines():
+        printed.append(capsys.readouterr().out)
+        return "".join(printed).count("waiting for the sellers' hosts ...\n") > 1
+
+    await wait_true(has_lines)
+    showing.cancel()
+
+
+SLOW_PIP = """#!/bin/sh
+echo "Collecting one"
+while [ ! -e "$GO" ]; do sleep 0.05; done
+"""
+
+
+async def test_a_slow_set_up_prints_its_progress(tmp_path, monkeypatch, capsys):
+    python, lock, go = tmp_path / "python", tmp_path / "some.lock", tmp_path / "go"
+    python.write_text(SLOW_PIP)
+    python.chmod(0o755)
+    lock.write_text("one==1\ntwo==2\n")
+    monkeypatch.setenv("GO", str(go))
+    monkeypatch.setattr(set_up, "LINE_EVERY_S", 0.01)
+    installing = asyncio.create_task(
+        asyncio.to_thread(set_up.install, python, lock, set_up.Progress("Creating ..."))
+    )
+    printed = []
+
+    def has_lines():
+        printed.append(capsys.readouterr().out)
+        return "".join(printed).count("Downloading: 1 of 2 packages of some.lock") > 2
+
+    await wait_true(has_lines)
+    go.touch()
+    await installing
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Set-up ended after")
+
+
 async def test_a_port_that_was_taken_meanwhile_is_replaced(stage):
     taken, address = stage.ports.origins, stage.sellers[1].address
     with socket.create_server((address, taken)):
