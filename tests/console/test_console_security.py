@@ -198,9 +198,23 @@ async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url):
             assert page.status_code == 200
             assert "postgres is down" in page.text
             assert "valkey is down" in page.text
-            refused = await at.get("/console/jobs")
+            for path, name in (
+                ("", "State of the queues"),
+                ("/hosts", "State of the hosts"),
+                ("/decisions", "Decisions"),
+                ("/jobs", "The list"),
+                ("/lanes", "Limiters"),
+                ("/crons", "Crons"),
+                ("/alerts", "Alerts"),
+            ):
+                page = await at.get(f"/console/jobs{path}")
+                assert page.status_code == 200, path
+                assert f"<strong>{name} unavailable.</strong>" in page.text
+                assert "check it with <code>headrace doctor</code>" in page.text
+            refused = await at.get("/console/jobs/queues/mail")
             assert refused.status_code == 503
             assert "<h1>" in refused.text
+            assert "check it with <code>headrace doctor</code>" in refused.text
 
 
 async def test_invisible_characters_are_escaped_in_text_and_kept_in_fields(at):

@@ -114,6 +114,14 @@ class Rates:
         finally:
             del self._loading[name]
 
+    def remember(self, name: str, value: Any) -> None:
+        """Keep a value for `last`."""
+        self._kept[name] = time.monotonic(), value
+
+    def last(self, name: str) -> Any:
+        """The value that was kept last under `name`; None if there is none."""
+        return self._kept.get(name, (0.0, None))[1]
+
     def age_s(self, name: str) -> float:
         """Seconds since the last answer of `kept` for `name`; 0 without one."""
         known = self._kept.get(name)
@@ -380,11 +388,13 @@ class PanelData(Generic[Value]):
     error: str | None = None
     is_hidden: bool = False
     is_slow: bool = False
+    at: datetime | None = None
+    """When the value was read that is shown beside the error."""
 
     def map(self, change: Callable[[Value], Changed]) -> PanelData[Changed]:
         """The panel with its value changed by `change`, if it has one."""
         value = None if self.value is None else change(self.value)
-        return PanelData(value, self.error, self.is_hidden, self.is_slow)
+        return PanelData(value, self.error, self.is_hidden, self.is_slow, self.at)
 
 
 NO_DATA: Final[PanelData[Any]] = PanelData()
@@ -412,6 +422,18 @@ async def attempt(
         return PanelData(error=f"no answer within {PANEL_S:.0f} s", is_slow=True)
     except HeadraceError as error:
         return PanelData(error=error.public_text)
+
+
+async def attempt_or_last(
+    context: ViewContext, name: str, call: Callable[[], Awaitable[Value]]
+) -> PanelData[Value]:
+    """As `attempt`; while `call` fails, the last value of this console beside the error."""
+    found = await attempt(call)
+    if found.error is None:
+        context.rates.remember(name, (context.now_at, found.value))
+        return found
+    at, value = context.rates.last(name) or (None, None)
+    return replace(found, value=value, at=at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,10 +289,14 @@ class Postgres(_OnConnection):
         return await super().call(method, query, parameters)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Tx]:
-        """Run a block in a transaction: commit at its end, roll back if it raises."""
+    async def transaction(self, *, is_snapshot: bool = False) -> AsyncIterator[Tx]:
+        """Run a block in a transaction: commit at its end, roll back if it raises.
+
+        `is_snapshot`: it only reads, and all its statements see the rows of one moment.
+        """
+        options = {"isolation": "repeatable_read", "readonly": True} if is_snapshot else {}
         async with self._connection() as connection:
-            transaction = connection.transaction()
+            transaction = connection.transaction(**options)
             await transaction.start()
             try:
                 yield Tx(connection)

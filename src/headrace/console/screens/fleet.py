@@ -7,15 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from headrace.console.history import board_of
-from headrace.console.views import Chart, Line, ViewContext, attempt
+from headrace.console.views import (
+    Chart,
+    Line,
+    PanelData,
+    ViewContext,
+    attempt,
+    attempt_or_last,
+)
 from headrace.jobs import Jobs
 from headrace.jobs.fleet.state import (
     FleetHost,
     FleetLoad,
+    FleetState,
+    PlanHead,
     QueueLoad,
     QueueSpan,
 )
@@ -78,30 +88,86 @@ class QueueRow:
         return tones.get(self.state, "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRead:
+    """All queues and their recent load, of one moment, so that cards and table agree."""
+
+    queues: Sequence[QueueStatus]
+    load: FleetLoad
+
+
+async def read_fleet(context: ViewContext) -> FleetRead:
+    """Read queues and load in one snapshot of the database."""
+    async with context.house.engines.postgres.transaction(is_snapshot=True) as tx:
+        queues = await context.jobs.queues.all(tx=tx)
+        return FleetRead(queues=queues, load=await context.jobs.fleet.load(tx=tx))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFigures:
+    """The cards of the fleet, computed from the rows of its table before they are filtered."""
+
+    rows: Sequence[QueueRow]
+    span_s: float
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that are due and not started."""
+        return sum(row.status.ready for row in self.rows)
+
+    @property
+    def waiting_is_capped(self) -> bool:
+        """Whether more jobs wait than were counted."""
+        return any(row.status.ready_is_capped for row in self.rows)
+
+    @property
+    def leased(self) -> int:
+        """Jobs in progress."""
+        return sum(row.status.leased for row in self.rows)
+
+    @property
+    def failed(self) -> int:
+        """Failed jobs that are kept."""
+        return sum(row.status.failed for row in self.rows)
+
+    @property
+    def done_per_s(self) -> float:
+        """Done jobs per second of the span."""
+        return sum(row.done_per_s for row in self.rows)
+
+    @property
+    def slots(self) -> int:
+        """Slots that belong to queues."""
+        return sum(row.status.slots for row in self.rows)
+
+
 async def view_fleet(context: ViewContext) -> dict[str, Any]:
-    """Queues that match the filter, sorted."""
-    jobs = context.jobs
+    """Queues that match the filter, sorted.
+
+    While PostgreSQL does not answer: the last queues that this console read, and the rate of this
+    machine, whose roles write it to a folder.
+    """
     q = context.query.text("q").strip()
     state = context.query.choice("state", QUEUE_STATES, "")
     sort = context.query.choice("sort", SORTS, "load")
-    history, queues, load = await asyncio.gather(
-        board_of(context, "jobs"), jobs.queues.all(), jobs.fleet.load()
+    history, read = await asyncio.gather(
+        board_of(context, "jobs"),
+        attempt_or_last(context, "fleet", partial(read_fleet, context)),
     )
-    rows = rows_of(queues, load)
+    fleet = read.map(
+        lambda read: FleetFigures(rows=rows_of(read.queues, read.load), span_s=read.load.span_s)
+    )
+    here_per_s = None
+    if fleet.error is not None:
+        await context.rates.read()
+        here_per_s = context.rates.rate_per_s("jobs_finished_total", 'outcome="done"')
+    all_rows = () if fleet.value is None else fleet.value.rows
+    rows = [row for row in all_rows if q.lower() in row.status.queue.lower() and _fits(row, state)]
     return {
         "history": history,
-        "rows": sorted(
-            (row for row in rows if q.lower() in row.status.queue.lower() and _fits(row, state)),
-            key=lambda row: _key(row, sort),
-        ),
-        "queues_count": len(queues),
-        "waiting": sum(queue.ready for queue in queues),
-        "waiting_is_capped": any(queue.ready_is_capped for queue in queues),
-        "leased": sum(queue.leased for queue in queues),
-        "failed": sum(queue.failed for queue in queues),
-        "done_per_s": sum(row.done_per_s for row in rows),
-        "slots": sum(queue.slots for queue in queues),
-        "span_s": load.span_s,
+        "fleet": fleet,
+        "here_per_s": here_per_s,
+        "rows": sorted(rows, key=lambda row: _key(row, sort)),
         "q": q,
         "state": state,
         "sort": sort,
@@ -291,41 +357,66 @@ class HostRow:
     groups: Sequence[SlotGroup]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsShown:
+    """The hosts with the slot plan; those that are alive give the sums."""
+
+    plan: PlanHead
+    rows: Sequence[HostRow]
+
+    @property
+    def alive(self) -> Sequence[HostRow]:
+        """Hosts that reported lately."""
+        return [row for row in self.rows if not row.host.is_silent]
+
+    @property
+    def slots(self) -> int:
+        """Slots of hosts that are alive."""
+        return sum(len(row.host.slots) for row in self.alive)
+
+    @property
+    def bound(self) -> int:
+        """Those that belong to a queue."""
+        return sum(slot.queue is not None for row in self.alive for slot in row.host.slots)
+
+    @property
+    def busy(self) -> int:
+        """Those that run a job."""
+        return sum(row.busy for row in self.alive)
+
+    @property
+    def capacity(self) -> int:
+        """Slots that hosts that are alive may have."""
+        return sum(row.host.capacity for row in self.alive)
+
+
 async def view_hosts(context: ViewContext) -> dict[str, Any]:
-    """Every host, sorted by name."""
-    state = await context.jobs.fleet.state()
-    rows = [_host_row(host) for host in sorted(state.hosts, key=lambda host: host.name)]
-    alive = [row for row in rows if not row.host.is_silent]
-    return {
-        "plan": state.plan,
-        "rows": rows,
-        "slots": sum(len(row.host.slots) for row in alive),
-        "bound": sum(slot.queue is not None for row in alive for slot in row.host.slots),
-        "busy": sum(row.busy for row in alive),
-        "capacity": sum(row.host.capacity for row in alive),
-        "alive": len(alive),
-    }
+    """Every host, sorted by name; while PostgreSQL does not answer, as this console last saw it."""
+    found = await attempt_or_last(context, "hosts", context.jobs.fleet.state)
+    return {"hosts": found.map(_hosts_shown)}
+
+
+def _hosts_shown(state: FleetState) -> HostsShown:
+    hosts = sorted(state.hosts, key=lambda host: host.name)
+    return HostsShown(plan=state.plan, rows=[_host_row(host) for host in hosts])
 
 
 async def view_decisions(context: ViewContext) -> dict[str, Any]:
     """Slot decisions; `q` filters this page by queue or host."""
     before = context.query.number("before", 0)
     q = context.query.text("q").strip()
-    found = await context.jobs.fleet.decisions(
-        before=before or None, decisions_max=DECISIONS_SHOWN + 1
+    found = await attempt(
+        context.jobs.fleet.decisions, before=before or None, decisions_max=DECISIONS_SHOWN + 1
     )
-    shown, next_url = context.cut(found, DECISIONS_SHOWN, before="id")
-    return {
-        "decisions": [one for one in shown if q in one.queue or q in one.host],
-        "q": q,
-        "next_url": next_url,
-    }
+    shown, next_url = context.cut(found.value or (), DECISIONS_SHOWN, before="id")
+    decisions = [one for one in shown if q in one.queue or q in one.host]
+    return {"decisions": PanelData(decisions, found.error), "q": q, "next_url": next_url}
 
 
 async def view_alerts(context: ViewContext) -> dict[str, Any]:
     """The newest alerts; only open ones with `open`."""
     is_open = context.query.flag("open")
-    return {"alerts": await context.jobs.fleet.alerts(is_open=is_open), "is_open": is_open}
+    return {"alerts": await attempt(context.jobs.fleet.alerts, is_open=is_open), "is_open": is_open}
 
 
 def _host_row(host: FleetHost) -> HostRow:

@@ -149,7 +149,7 @@ LANES_SHOWN: Final = 100
 
 async def view_limiters(context: ViewContext) -> dict[str, Any]:
     """Every limiter, sorted by name."""
-    return {"limiters": await context.jobs.lanes.limiters()}
+    return {"limiters": await attempt(context.jobs.lanes.limiters)}
 
 
 async def view_limiter(context: ViewContext) -> dict[str, Any]:
@@ -164,7 +164,7 @@ async def view_limiter(context: ViewContext) -> dict[str, Any]:
 
 async def view_crons(context: ViewContext) -> dict[str, Any]:
     """Every cron, sorted by name."""
-    return {"crons": await context.jobs.crons.all()}
+    return {"crons": await attempt(context.jobs.crons.all)}
 
 
 READ: Final = "jobs:read"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres, PostgresBusy, from_row
 from headrace.jobs import store
 from headrace.jobs.errors import HostRuns, HostUnknown, InvalidFilter
@@ -82,12 +83,13 @@ class Fleet:
             self._postgres, is_open=is_open, alerts_max=ALERTS_SHOWN
         )
 
-    async def load(self) -> FleetLoad:
+    async def load(self, *, tx: Transaction | None = None) -> FleetLoad:
         """Counts of each queue in the last five minutes, and of all queues per minute of the last
         hour.
         """
+        runner = self._postgres if tx is None else runner_for(tx)
         return await store.fleet.fleet_load(
-            self._postgres, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
+            runner, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
         )
 
     async def history(

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
@@ -193,9 +194,10 @@ class Queues:
         await self._postgres.run(SQL.remove_queue, queue=queue)
         self._rows = {}
 
-    async def all(self) -> list[QueueStatus]:
+    async def all(self, *, tx: Transaction | None = None) -> list[QueueStatus]:
         """Every queue with its backlog, by name. Each count is exact up to 10,000."""
-        return await store.queues.queue_statuses(self._postgres, count_max=COUNT_MAX_OF_ALL)
+        runner = self._postgres if tx is None else runner_for(tx)
+        return await store.queues.queue_statuses(runner, count_max=COUNT_MAX_OF_ALL)
 
     async def get(self, name: str) -> QueueStatus:
         """One queue with its backlog, by name or alias; counts are exact up to 100,000.

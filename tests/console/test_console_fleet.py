@@ -1,0 +1,58 @@
+"""The pages of the fleet: cards and table of one moment, and what they show in an outage."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from served import app_of, serving, visiting
+from tests.kit.chaos import PASS, RESET, ChaosProxy
+from tests.kit.queue_counts import add_counts
+from tests.kit.waiting import wait_true
+
+from headrace.engines.endpoints import Endpoints
+from headrace.jobs import NewJob, store
+
+pytestmark = pytest.mark.slow
+
+
+async def test_the_fleet_shows_its_last_state_while_postgres_does_not_answer(
+    tmp_path, database_url
+):
+    with ChaosProxy(database_url) as postgres:
+        app = app_of(
+            tmp_path, Endpoints(postgres.url, f"unix://{tmp_path}/none", "file:///nowhere")
+        )
+        await app.jobs.queues.create("known-before")
+        async with serving(app) as address, visiting(app, address) as at:
+            for path in ("/console/jobs", "/console/jobs/hosts"):
+                assert "load-error" not in (await at.get(path)).text.partition("<main")[2]
+            postgres.set(RESET)
+            for path, shown in (("", "known-before"), ("/hosts", "Hosts alive")):
+                page = (await at.get(f"/console/jobs{path}")).text
+                assert shown in page
+                assert "not up to date.</strong> <span>PostgreSQL does not respond" in page
+                assert re.search(r"Shown is the state of \d{4}-\d\d-\d\d [\d:]{8} UTC\.", page)
+            postgres.set(PASS)
+
+            async def is_back():
+                page = (await at.get("/console/jobs")).text
+                return "known-before" in page and "not up to date" not in page
+
+            await wait_true(is_back)
+
+
+async def test_cards_and_table_of_the_fleet_are_of_one_moment(at, monkeypatch):
+    postgres = at.app.engines.postgres
+    await at.app.jobs.queues.create("one-moment")
+    [queue] = await store.queues.find_queues(postgres, ["one-moment"])
+    await at.app.jobs.enqueue(NewJob(queue="one-moment"))
+    read = store.fleet.fleet_load
+
+    async def run_meanwhile(runner, **given):
+        await add_counts(postgres, queue.id, done=60_000)
+        return await read(runner, **given)
+
+    monkeypatch.setattr(store.fleet, "fleet_load", run_meanwhile)
+    page = (await at.get("/console/jobs?q=one-moment")).text
+    assert re.search(r'data-live="rate"[^>]*><strong class="v ">0/s<', page), "none in the table"
