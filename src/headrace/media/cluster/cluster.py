@@ -26,7 +26,7 @@ from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, gauge
-from headrace.kernel.resilience import BackgroundTasks
+from headrace.kernel.resilience import BackgroundTasks, wait_event
 from headrace.kernel.signing import Key
 from headrace.media.cluster.cluster_config import PREFIX, DocumentPoller, FollowedDocument
 from headrace.media.cluster.hop import (
@@ -111,6 +111,8 @@ async def _answers(entered: Member, signer: HopSigner) -> bool:
 
 
 LOOK_EVERY_S: Final = 0.25
+BUILD_PAUSE_S: Final = 0.005
+"""Pause after each step of a table that replaces another one: requests are answered in it."""
 COPIED_MAX: Final = 64
 """Objects of other nodes that one process copies at most."""
 REGISTER_TIMEOUT_S: Final = 10.0
@@ -162,6 +164,7 @@ class Cluster:
         )
         self._polling = DocumentPoller(blobs, folder, [self.members, generations, *also])
         self._built_of: tuple[int, tuple[Candidate, ...]] | None = None
+        self._has_table = asyncio.Event()
         self._peers: dict[str, Peer] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
@@ -188,6 +191,11 @@ class Cluster:
         if self._member is not None:
             self._register_soon(self._member)
             self._tasks.start(self._update())
+
+    async def wait_for_table(self, *, within_s: float) -> None:
+        """Wait for the first table, without which this node would fetch the keys of all others."""
+        if self._member is not None:
+            await wait_event(self._has_table, within_s)
 
     async def close(self) -> None:
         """End all tasks and connections."""
@@ -236,10 +244,12 @@ class Cluster:
                 self._update_peers(membership)
                 candidates = membership.candidates(time.time())
                 if self._built_of != (membership.replicas, candidates):
+                    pause_s = BUILD_PAUSE_S if self._has_table.is_set() else 0
                     for table in build_in_steps(candidates, membership.replicas):
                         self.router.table = table or self.router.table
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(pause_s)
                     self._built_of = (membership.replicas, candidates)
+                    self._has_table.set()
                     log.info("table_built", version=membership.version, nodes=len(candidates))
             except Exception:
                 log.exception("cluster_update_failed")
@@ -268,16 +278,16 @@ class Cluster:
         for name in [name for name in wanted if name not in self._peers]:
             timeout_s = self._config.origin_timeout_s + HOP_MARGIN_S
             peer = Peer(wanted[name], self._signer, timeout_s=timeout_s, on_slow=self._probe_soon)
+            # It may have registered before it accepts connections.
+            peer.health.is_doubted = True
             self._peers[name] = peer
-            probing = self._probe_for_ever(peer, first_s=random.uniform(0, PROBE_EVERY_S))
-            self._probing[name] = self._tasks.start(probing)
+            self._probing[name] = self._tasks.start(self._probe_for_ever(peer))
         self.router.peers = dict(self._peers)
         states = [peer.health.is_usable for peer in self._peers.values()]
         bound(PEERS, "media_peers", state="in").set(states.count(True))
         bound(PEERS, "media_peers", state="out").set(states.count(False))
 
-    async def _probe_for_ever(self, peer: Peer, *, first_s: float) -> None:
-        await asyncio.sleep(first_s)
+    async def _probe_for_ever(self, peer: Peer) -> None:
         while True:
             await self._probe(peer)
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.9, 1.1))

@@ -270,10 +270,19 @@ class PeerLost(Unavailable):
 
     code = "media.peer_lost"
 
-    def __init__(self, text: str, *, is_refused: bool = False, is_unanswered: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        is_refused: bool = False,
+        is_unanswered: bool = False,
+        is_counted: bool = True,
+    ) -> None:
         super().__init__(text, retry_after_s=1)
         self.is_refused = is_refused
         self.is_unanswered = is_unanswered
+        self.is_counted = is_counted
+        """Whether it is a failure of the peer, and not only a doubt."""
 
 
 class PeerResponse(NamedTuple):

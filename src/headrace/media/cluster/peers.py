@@ -11,8 +11,9 @@ Every wait is bounded: connecting, and the whole exchange. An exchange of over h
 answers wrongly is out after three failures in a row, so that one failure costs one retry and not
 the peer. Only a probe brings a peer back, never a request of a user. Probes request `/healthz`
 every two seconds, and at once when a request has waited half a second. A probe without an answer
-may be that of a busy host, so three in a row take a peer out: a hanging peer is detected within
-three seconds. `Health` is pure.
+may be that of a busy host, so three in a row take a peer out. The first one raises a doubt: the
+requests that wait for the peer end, and other replicas are requested first until a probe is
+answered. So a hanging peer delays a request for about two seconds. `Health` is pure.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from headrace.media.sources import PartialBlock
 PROBE_EVERY_S: Final = 2.0
 PROBE_TIMEOUT_S: Final = 0.8
 PROBES_MAX: Final = 3
-"""Probes in a row without an answer that take a peer out."""
+"""Probes in a row without an answer that take a peer out; it is doubted from the first one on."""
 LATE_S: Final = 0.3
 """A probe that ends later than this after its timeout shows that this process was late."""
 FAILURES_MAX: Final = 3
@@ -49,10 +50,12 @@ FAILURES_MAX: Final = 3
 class Health:
     """The health of one peer, which is usable until it fails."""
 
-    __slots__ = ("failures", "is_usable")
+    __slots__ = ("failures", "is_doubted", "is_usable")
 
     def __init__(self) -> None:
         self.is_usable = True
+        self.is_doubted = False
+        """Whether its last probe was not answered: other replicas are requested first."""
         self.failures = 0
 
     def succeed(self) -> None:
@@ -73,6 +76,7 @@ class Health:
         """Record a probe. Return whether the peer is out or back now."""
         is_changed = self.is_usable != is_answered
         self.is_usable = is_answered
+        self.is_doubted = not is_answered
         if is_changed and is_answered:
             self.failures = 0
         return is_changed
@@ -286,6 +290,8 @@ class Peer:
             missed += loop.time() - began_s < self.probe_timeout_s + LATE_S
             if missed == PROBES_MAX:
                 break
+            if missed:
+                self._doubt()
         return False
 
     async def probe(self) -> bool | None:
@@ -314,6 +320,14 @@ class Peer:
         """Close all connections; waiting callers use the next node."""
         for connection in [*self._idle, *self._busy]:
             connection.close()
+
+    def _doubt(self) -> None:
+        """End all exchanges once, as a probe was not answered; the peer stays usable."""
+        if self.health.is_doubted:
+            return
+        self.health.is_doubted = True
+        for connection in [*self._idle, *self._busy]:
+            connection.fail(PeerLost(f"node {self.name} did not answer a probe", is_counted=False))
 
     def close(self) -> None:
         """Close all connections and keep no new one."""

@@ -3,9 +3,9 @@
 This node serves a key from its own disks if it is one of the replicas of the key's partition
 (`media.partitions`), if no replica is usable, or if the request came by a hop. Otherwise it sends
 one authenticated hop to a replica: first those of its own data center, then in the partition's
-order, without peers that `health` excludes. So the keys of a dead node go to their second replicas,
-which are spread over all others. A failed hop is repeated with the next replica and finally with
-the origin; clients notice nothing.
+order, without peers that `health` excludes, doubted ones last. So the keys of a dead node go to
+their second replicas, which are spread over all others. A failed hop is repeated with the next
+replica and finally with the origin; clients notice nothing.
 
 Of a peer only shapes are cached, for two seconds and only for the key's current generation. Its
 bytes are passed through as they are received. Concurrent requests for the same bytes share one
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -150,9 +150,12 @@ class Router:
             return []
         peers = [self.peers[name] for name in names if name in self.peers]
         usable = [peer for peer in peers if peer.health.is_usable]
-        if len(usable) > 1 and self._dc:
-            usable.sort(key=lambda peer: peer.dc != self._dc)
+        if len(usable) > 1:
+            usable.sort(key=self._remoteness)
         return usable
+
+    def _remoteness(self, peer: Peer) -> tuple[bool, bool]:
+        return peer.health.is_doubted, bool(self._dc) and peer.dc != self._dc
 
     def first_owner(self, key: str) -> Peer | None:
         """The first usable replica of `key` on which all nodes agree; None: this node."""
@@ -172,13 +175,17 @@ class Router:
         """Whether requests may be sent to `peer`."""
         return peer.health.is_usable and self.peers.get(peer.name) is peer
 
+    def is_trusted(self, peer: Peer) -> bool:
+        """Whether `peer` is used and its last probe was answered."""
+        return self.is_used(peer) and not peer.health.is_doubted
+
     def description(self, key: str, shape: Shape) -> tuple[int, float, Peer] | None:
         """The generation and expiry of a peer's `shape`, and the peer that requests are sent to.
 
-        None: it is not the cached shape, or no peer keeps the key.
+        None: it is not the cached shape, or no trusted peer keeps the key.
         """
         known, peers = self.shapes.get(key, self.generations.generation(key)), self.others(key)
-        if known is None or known.shape != shape or not peers:
+        if known is None or known.shape != shape or not peers or not self.is_trusted(peers[0]):
             return None
         return known.generation, known.expires_s, peers[0]
 
@@ -230,7 +237,7 @@ class PeerSource:
     async def fetch_block(self, request: BlockRequest, shape: Shape) -> PartialBlock:
         """The bytes from the first replica that answers."""
         began_s = time.perf_counter()
-        for peer in self._router.others(request.key):
+        for peer in self._replicas(request.key):
             block = await self._request_block(peer, request)
             if block is not None and self.follow(block, PeerFetch(request, shape, peer, began_s)):
                 return block
@@ -287,8 +294,19 @@ class PeerSource:
                 self._note_lost(peer, error)
         return await self._router.origin.block(key, fetch.shape, number, rest)
 
-    async def _find_shape(self, key: str) -> Shape:
+    def _replicas(self, key: str) -> Iterator[Peer]:
+        """The usable replicas of `key` in turn; one that was left as doubted comes again, last."""
+        trusted = []
         for peer in self._router.others(key):
+            if not peer.health.is_doubted:
+                trusted.append(peer)
+            yield peer
+        for peer in trusted:
+            if peer.health.is_doubted and self._router.is_used(peer):
+                yield peer
+
+    async def _find_shape(self, key: str) -> Shape:
+        for peer in self._replicas(key):
             shape = await self._request_shape(peer, key)
             if shape is not None:
                 return shape
@@ -383,9 +401,10 @@ class PeerSource:
 
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:
         _COUNTED["failed"].inc()
-        self._count_failure(
-            peer, fault.text, is_refused=isinstance(fault, PeerLost) and fault.is_refused
-        )
+        lost = fault if isinstance(fault, PeerLost) else None
+        if lost is None or lost.is_counted:
+            is_refused = lost is not None and lost.is_refused
+            self._count_failure(peer, fault.text, is_refused=is_refused)
 
     def _count_failure(self, peer: Peer, why: str, *, is_refused: bool) -> None:
         if peer.health.fail(is_refused=is_refused):

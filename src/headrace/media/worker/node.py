@@ -364,7 +364,7 @@ class Node:
         if disks is not None and disks.revision != plane.revision:
             plane.set_disks(disks)
         router = self.context.router
-        if router is not None and plane.peers.drop_unused(router.is_used):
+        if router is not None and plane.peers.drop_unused(router.is_trusted):
             plane.forget_objects()
         state = (
             # Another table after every change of the members.

@@ -43,6 +43,8 @@ READERS: Final = 4
 GRANTED_MAX: Final = 4096
 DISKS_WAIT_S: Final = 2.0
 """How long a worker waits for its filler to open the disks before it serves without them."""
+TABLE_WAIT_S: Final = 5.0
+"""How long it waits for the owners of keys, which take 0.4 to 0.8 s of an idle core."""
 _ADDRESS_MARK: Final = "&a="
 
 
@@ -272,6 +274,8 @@ async def open_request_context(
             await cluster.start(listen)
         if store is not None:
             await store.wait_for_disks(within_s=DISKS_WAIT_S)
+        if cluster is not None:
+            await cluster.wait_for_table(within_s=TABLE_WAIT_S)
         yield context
     finally:
         await context.close()
