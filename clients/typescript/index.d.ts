@@ -235,7 +235,7 @@ export declare class Headrace {
   /** The read marker of a viewer; all null: no marker. */
   getReadMarker(parameters: { viewer: string | number }, options?: RequestOptions): Promise<Marker>;
 
-  /** Check every engine for up to 2 s; 503 names one that is down, or a role that keeps dying. `reads` names the server of series, top lists and lists: the replica with its lag, or the primary and the reason; empty without `postgres.replica_url`. */
+  /** Check every engine for up to 2 s; 503 names one that is down, or a role that keeps dying. `reads` names the server of series, top lists and lists: the replica with its lag, or the primary and the reason; empty without `postgres.replica_url`. `warnings` with 200: commits wait for a synchronous standby, so writes of every API process wait, and reads are answered. */
   getReadiness(options?: RequestOptions): Promise<Readiness>;
 
   /** Views of an item by hour, day or month from `from` to before `to`, oldest first. Times without views are omitted. Days begin at midnight in the deployment's time zone. By default `to` is now, and `from` is 2 days before (hours), the beginning of the day 30 days before (days) or of the month 11 months before. Old hours exist as days only. */
@@ -812,7 +812,7 @@ export type QueueStep = { at: string; queue: string; done: number; failed: numbe
 
 export type ReadUpTo = { position: string };
 
-export type Readiness = { ready: boolean; engines: Record<string, string>; reads?: string; roles?: Record<string, string> };
+export type Readiness = { ready: boolean; engines: Record<string, string>; reads?: string; roles?: Record<string, string>; warnings?: Array<string> };
 
 export type Reason = { code: string; text: string; at?: string | null };
 

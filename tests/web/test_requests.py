@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import jsonschema
 import pytest
 from litestar import get
+from tests.kit.own_postgres import OwnPostgres, run_statements
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.errors import error_table
@@ -229,6 +232,45 @@ async def test_readiness_names_what_is_down(make_app, serve, valkey, blobs):
         assert answer.status_code == 503
         assert answer.json() == {"ready": False, "engines": {"postgres": "down", "valkey": "up"}}
         assert (await client.get("/healthz")).json() == {"alive": True}
+
+
+@pytest.fixture
+async def own_server(servers_folder):
+    """A PostgreSQL server of this test alone."""
+    server = OwnPostgres(servers_folder / "p", "18")
+    await server.make()
+    await server.start()
+    yield server
+    server.end()
+
+
+@pytest.mark.slow
+async def test_readiness_warns_of_commits_that_wait_for_a_standby(make_app, serve, own_server):
+    """Reads are answered, and no other API process writes either: 200, with a named state."""
+    change = "ALTER SYSTEM SET synchronous_standby_names = "
+    reload = "SELECT pg_reload_conf()"
+    postgres = Postgres(own_server.url, PostgresConfig())
+    async with serve(make_app(), postgres=postgres) as client:
+
+        async def warns_of(text: str) -> bool:
+            answer = await client.get("/readyz")
+            found = answer.json()
+            assert (answer.status_code, found["ready"]) == (200, True)
+            assert found["engines"]["postgres"] == "up"
+            assert "absent" not in answer.text, "no names: the route is open"
+            return text in " ".join(found.get("warnings", ["none"]))
+
+        assert await warns_of("none")
+        await run_statements(own_server.url, f"{change}'absent'", reload)
+        await wait_true(
+            lambda: warns_of("commits wait for a synchronous standby"), what="a warning"
+        )
+        writing = asyncio.create_task(run_statements(own_server.url, "CREATE TABLE written ()"))
+        await wait_true(lambda: warns_of("the oldest has waited"), what="the wait of a commit")
+        await run_statements(own_server.url, f"{change}''", reload)
+        await writing
+        await wait_true(lambda: warns_of("none"), what="no warning")
+    await postgres.close()
 
 
 async def test_a_role_that_keeps_dying_is_not_ready(make_app, serve, valkey, blobs, tmp_path):

@@ -22,10 +22,17 @@ _COUNT: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\(", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class CommitWait:
-    """Why commits wait, and what to do."""
+    """Why commits wait, and what to do. `waited_s` is the wait of the oldest one, if known."""
 
     text: str
     fix: str
+    waited_s: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The state alone, without names of servers and roles."""
+        oldest = f"; the oldest has waited {self.waited_s:.0f} s" if self.waited_s >= 1 else ""
+        return f"commits wait for a synchronous standby{oldest}: headrace doctor shows the cause"
 
 
 async def find_commit_wait(postgres: Postgres) -> CommitWait | None:
@@ -51,8 +58,9 @@ def commit_wait_of(row: Any) -> CommitWait | None:
         if connected >= needed:
             return None
         found = f"{connected} of {needed} are" if connected else "none is"
-        return CommitWait(f"{cause}{found} connected", fix)
+        return CommitWait(f"{cause}{found} connected", fix, row["waited_s"])
     if row["waited_s"] < WAITED_S:
         return None
     text = f"{cause}a commit of {row['role']} has waited {row['waited_s']:.0f} s"
-    return CommitWait(text, f"{fix}. GRANT pg_monitor TO {row['role']} shows which are connected")
+    fix = f"{fix}. GRANT pg_monitor TO {row['role']} shows which are connected"
+    return CommitWait(text, fix, row["waited_s"])

@@ -15,6 +15,8 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace.engines.backup.service import Backups, BackupsState
+from headrace.engines.commit_wait import find_commit_wait
+from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.config import moment_of
 from headrace.kernel.errors import HeadraceError, error_table, kind_of
@@ -59,13 +61,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether each engine in use responds: `up` or `down`; what answers reads that may lag.
 
-    `roles` names those of this machine's `headrace up` that die repeatedly.
+    `roles` names those of this machine's `headrace up` that die repeatedly. `warnings` are states
+    in which reads are answered and writes may not be.
     """
 
     ready: bool
     engines: dict[str, str]
     reads: str = ""
     roles: dict[str, str] = {}
+    warnings: list[str] = []
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +107,14 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     """Check every engine for up to 2 s; 503 names one that is down, or a role that keeps dying.
 
     `reads` names the server of series, top lists and lists: the replica with its lag, or the
-    primary and the reason; empty without `postgres.replica_url`.
+    primary and the reason; empty without `postgres.replica_url`. `warnings` with 200: commits wait
+    for a synchronous standby, so writes of every API process wait, and reads are answered.
     """
     checks = checks_of(about.app)
-    answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
+    postgres = about.app.engines.postgres
+    warnings, answers = await asyncio.gather(
+        _commit_warnings(postgres), asyncio.gather(*(_is_up(check) for check in checks.values()))
+    )
     engines = {name: "up" if up else "down" for name, up in zip(checks, answers, strict=True)}
     roles = {
         role: f"died {death['deaths']} times in a row"
@@ -115,10 +123,10 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     }
     ready = all(answers) and not roles
     headers = {} if ready else {"retry-after": "2"}
-    replica = about.app.engines.postgres and about.app.engines.postgres.replica
+    replica = postgres and postgres.replica
     reads = (await replica.state()).text if replica else ""
     return Response(
-        Readiness(ready=ready, engines=engines, reads=reads, roles=roles),
+        Readiness(ready=ready, engines=engines, reads=reads, roles=roles, warnings=warnings),
         status_code=200 if ready else 503,
         headers=headers,
     )
@@ -227,6 +235,17 @@ async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
     except (HeadraceError, TimeoutError):
         return False
     return True
+
+
+async def _commit_warnings(postgres: Postgres | None) -> list[str]:
+    """That commits wait, without the names of standbys and roles: the route is open."""
+    if postgres is None:
+        return []
+    try:
+        wait = await asyncio.wait_for(find_commit_wait(postgres), READY_TIMEOUT_S)
+    except (HeadraceError, TimeoutError):
+        return []
+    return [] if wait is None else [wait.summary]
 
 
 def _errors() -> dict[str, type[HeadraceError]]:
