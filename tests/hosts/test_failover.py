@@ -14,6 +14,7 @@ from tests.kit.waiting import wait_true
 pytestmark = pytest.mark.slow
 BACK_S = 15.0
 """The stated bound."""
+CUTS = 2
 STATEMENT_S, LAG_S = 2, 7
 """A commit waits 4 s at most, so that clients repeat it while the standby lags."""
 
@@ -66,6 +67,28 @@ async def test_a_primary_that_is_gone_is_replaced_and_returns_as_a_standby(patro
             patroni.start_member(primary)
         await wait_true(patroni.is_whole, what="the old primary is a standby")
         await site.wait_back(time.monotonic())
+    await site.require_all_kept()
+
+
+async def cut_until_demoted(patroni, site, primary) -> None:
+    """Cut the network until the server is a standby whose Patroni still tries to keep its lock."""
+    demotions = primary.demotions
+    primary.host.cut()
+    await wait_back(patroni, site, primary)
+    await wait_true(lambda: primary.demotions > demotions, what="the old primary is demoted")
+    primary.host.restore()
+
+
+@pytest.mark.soak
+async def test_an_old_primary_does_not_take_back_its_lock(patroni, make_site):
+    """Patroni 3.0.2 does when its network returns, and what was acknowledged since is lost."""
+    site = await make_site(patroni.url, POSTGRES_STATEMENT_TIMEOUT=f"{STATEMENT_S}s")
+    async with site.traffic():
+        await site.wait_back(0.0)
+        for _ in range(CUTS):
+            await cut_until_demoted(patroni, site, patroni.primary())
+            await wait_true(patroni.is_whole, what="the old primary is a standby")
+            await site.wait_back(time.monotonic())
     await site.require_all_kept()
 
 

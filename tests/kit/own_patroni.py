@@ -6,7 +6,7 @@
     await cluster.wait_primary(other_than=...)
 
 The configuration is what Patroni's documentation gives for synchronous replication; only its
-timers are shorter.
+timers are shorter. Patroni is that of this Python environment, not the machine's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from headrace.engines.embedded.identity import Identity, choose_identity, give_f
 from headrace.engines.embedded.process import ENGINE_ENVIRONMENT
 
 VERSION: Final = "15"
+PATRONI: Final = Path(sys.executable).with_name("patroni")
 REST_PORT, POSTGRES_PORT = 8008, 5432
 TIMERS: Final = {"ttl": 10, "loop_wait": 1, "retry_timeout": 3}
 """Patroni's defaults are 30, 10 and 10: a dead primary is replaced up to 20 s later."""
@@ -57,9 +58,9 @@ listen postgres
 
 def missing_parts() -> str | None:
     """What the servers need and this machine lacks; None: nothing."""
-    lacks = [name for name in ("patroni", "etcd", "haproxy") if shutil.which(name) is None]
+    lacks = [name for name in ("etcd", "haproxy") if shutil.which(name) is None]
     if lacks:
-        return f"no {', '.join(lacks)}: apt install patroni etcd-server haproxy"
+        return f"no {', '.join(lacks)}: apt install etcd-server haproxy"
     return missing_server(VERSION)
 
 
@@ -89,6 +90,11 @@ class Member:
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
+
+    @property
+    def demotions(self) -> int:
+        """How often Patroni demoted this server because it did not reach etcd."""
+        return (self.folder / "patroni.log").read_text().count("demoted self because DCS")
 
     @property
     def is_primary(self) -> bool:
@@ -188,7 +194,7 @@ class PatroniCluster:
             # Without it a member that was cut off forces an election when it returns.
             *("--initial-cluster", peers, "--pre-vote", "--unsafe-no-fsync"),
         )
-        member.run(str(shutil.which("patroni")), str(member.folder / "patroni.yml"))
+        member.run(str(PATRONI), str(member.folder / "patroni.yml"))
 
     async def start_haproxy(self) -> str:
         """Start HAProxy on a host of its own; return its URL when it leads to the primary alone."""
@@ -257,6 +263,8 @@ class PatroniCluster:
             "fsync": "off",
             "max_connections": 200,
             "wal_keep_size": "256MB",
+            # The shutdown of a primary waits for standbys that it cannot reach; 60 s by default.
+            "wal_sender_timeout": "20s",
             # The cleanup of another run may remove a segment of shared memory that is new.
             "dynamic_shared_memory_type": "mmap",
         }
