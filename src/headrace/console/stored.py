@@ -1,4 +1,4 @@
-"""Recent history for panels: rates of the newest recorded minute, and deaths of the last hour.
+"""Recent history for panels: rates of the newest minute, deaths of the last hour, last values.
 
 The first reading of this machine's metrics gives no rates, and a browser without scripts takes no
 second one. The history of all hosts has them for the last minute that was recorded.
@@ -6,16 +6,17 @@ second one. The history of all hosts has them for the last minute that was recor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from headrace.console.history import RECORDED_AFTER_S
-from headrace.console.views import ViewContext, attempt
+from headrace.console.views import PanelData, ViewContext, attempt
 from headrace.web.history import Mark
 
+Value = TypeVar("Value")
 LOOKED_BACK: Final = timedelta(minutes=10)
 MINUTE_S: Final = 60.0
 READ_EVERY_S: Final = 10.0
@@ -48,6 +49,18 @@ class StoredMinute:
     def note(self) -> str:
         """When it was: `minute to 17:02`."""
         return f"minute to {self.ended_at:%H:%M}"
+
+
+async def attempt_or_last(
+    context: ViewContext, name: str, call: Callable[[], Awaitable[Value]]
+) -> PanelData[Value]:
+    """As `attempt`; while `call` fails, the last value of this console beside the error."""
+    found = await attempt(call)
+    if found.error is None:
+        context.rates.remember(name, (context.now_at, found.value))
+        return found
+    at, value = context.rates.last(name) or (None, None)
+    return replace(found, value=value, at=at)
 
 
 async def newest_minute(context: ViewContext) -> StoredMinute | None:

@@ -51,12 +51,7 @@ MARK_EVERY_S: Final = 60.0
 KEPT_WAIT_S: Final = 1.0
 OUTDATED_WAIT_S: Final = 2.0
 """Wait for a newer answer if the last is outdated: a probe of a dead node takes over a second."""
-WATCHED: Final = frozenset(
-    {
-        "media_cuts_total",
-        "media_requests_total",
-    }
-)
+WATCHED: Final = frozenset({"media_cuts_total", "media_requests_total"})
 """The counters of `Rates.grown`."""
 _ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -422,18 +417,6 @@ async def attempt(
         return PanelData(error=f"no answer within {PANEL_S:.0f} s", is_slow=True)
     except HeadraceError as error:
         return PanelData(error=error.public_text)
-
-
-async def attempt_or_last(
-    context: ViewContext, name: str, call: Callable[[], Awaitable[Value]]
-) -> PanelData[Value]:
-    """As `attempt`; while `call` fails, the last value of this console beside the error."""
-    found = await attempt(call)
-    if found.error is None:
-        context.rates.remember(name, (context.now_at, found.value))
-        return found
-    at, value = context.rates.last(name) or (None, None)
-    return replace(found, value=value, at=at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,7 @@ from headrace.engines.postgres_pool import (
 )
 from headrace.engines.postgres_servers import Connection, NoPrimary, Servers
 from headrace.engines.sql import Query, load_queries
-from headrace.kernel.config import (
-    parse_count,
-    parse_duration_s,
-    parse_text,
-    parse_url,
-    setting,
-)
+from headrace.kernel.config import parse_count, parse_duration_s, parse_text, parse_url, setting
 from headrace.kernel.errors import Conflict, HeadraceError, Unavailable
 
 if TYPE_CHECKING:

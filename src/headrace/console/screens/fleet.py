@@ -12,14 +12,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from headrace.console.history import board_of
-from headrace.console.views import (
-    Chart,
-    Line,
-    PanelData,
-    ViewContext,
-    attempt,
-    attempt_or_last,
-)
+from headrace.console.stored import attempt_or_last
+from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs import Jobs
 from headrace.jobs.fleet.state import (
     FleetHost,
