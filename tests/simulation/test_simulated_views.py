@@ -94,7 +94,7 @@ class ViewsCalls:
             deleted, number = await views_store.delete(runner, rest[0], 0, shards=2, kept_s=A_DAY_S)
             return deleted.total, number
         if verb == "corrections":
-            return await views_store.corrections(runner, 0, after=rest[0], rows_max=rest[1])
+            return await views_store.corrections(runner, 0, since=rest[0], rows_max=rest[1])
         if verb == "drop_corrections":
             return await views_store.drop_corrections(runner, kept_s=0, rows_max=rest[0])
         if verb == "move":

@@ -198,7 +198,7 @@ class ViewsCalls:
         first = max(1, self._last + 1 + off)
         corrections = [Correction(n, *each) for n, each in enumerate(entities, first)]
         self._last = corrections[-1].number
-        return await self._store.correct(0, corrections)
+        return await self._store.correct(0, corrections, after=first - 1)
 
 
 people = st.integers(1, 4)

@@ -175,6 +175,33 @@ def test_a_correction_that_valkey_never_received_is_repeated(correction):
     assert [total.total for total in seen] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("correction", ["move", "deletion"])
+def test_a_correction_that_postgres_lost_is_undone_behind_a_later_one(correction):
+    """The later one had its number, so a flusher that renewed afterwards noticed nothing."""
+    engines, seen = Engines(ViewsConfig(shards=1)), []
+
+    async def api():
+        views = engines.views()
+        await views.hits(["ad:1"] * 3 + ["ad:2"])
+        await asyncio.sleep(10.0)
+        engines.world.kill("flusher", restarts=False)
+        if correction == "move":
+            await views.corrections.move(engines.to_bots("ad:1"))
+        else:
+            await views.delete("ad:1")
+        await views.hit("ad:1")
+        engines.postgres.crash(down_s=0.1, lost_commits=1)
+        await asyncio.sleep(1.0)
+        await views.corrections.move(engines.to_bots("ad:2"))
+        engines.start_flusher("next")
+        await asyncio.sleep(60.0)
+        seen.extend(await views.totals(["ad:1", "ad:2"]))
+
+    engines.start_flusher()
+    engines.run(api=api)
+    assert [total.total for total in seen] == [4, 0]
+
+
 def test_a_move_that_reaches_valkey_late_lowers_no_other_total():
     """Views seed 1: a flusher took it for a lost one, and dropped totals with pending hits."""
     engines, seen = Engines(ViewsConfig(shards=1)), []

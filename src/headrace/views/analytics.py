@@ -283,7 +283,8 @@ class Corrections:
         deleted, number = await store.delete(
             self._postgres, entity, shard, shards=self._shards.count, kept_s=TOMBSTONE_S
         )
-        await self._valkey.correct(shard, [Correction(number, entity, is_deleted=True)])
+        correction = Correction(number, entity, is_deleted=True)
+        await self._valkey.correct(shard, [correction], after=number - 1)
         return deleted
 
     async def mark(
@@ -362,7 +363,8 @@ class Corrections:
         _, number = await store.reclassify(
             self._postgres, request, shard, shards=self._shards.count
         )
-        await self._valkey.correct(shard, [Correction(number, request.id, is_deleted=False)])
+        correction = Correction(number, request.id, is_deleted=False)
+        await self._valkey.correct(shard, [correction], after=number - 1)
 
 
 def span_of(

@@ -368,9 +368,9 @@ async def reclassify(
     return row["views"], row["corrections"]
 
 
-async def corrections(runner: Runner, shard: int, *, after: int, rows_max: int) -> list[Correction]:
-    """Deletions and moves of a shard after a number, in order."""
-    rows = await runner.all(SQL.corrections, shard=shard, after=after, rows_max=rows_max)
+async def corrections(runner: Runner, shard: int, *, since: int, rows_max: int) -> list[Correction]:
+    """Deletions and moves of a shard from a number on, in order."""
+    rows = await runner.all(SQL.corrections, shard=shard, since=since, rows_max=rows_max)
     return [Correction(**dict(row)) for row in rows]
 
 

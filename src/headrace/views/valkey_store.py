@@ -214,12 +214,13 @@ class ValkeyStore:
         arguments = [TOMBSTONE_S, *entities]
         await self._call("headrace_views_mark_deleted_v1", shard, arguments, keys="q")
 
-    async def correct(self, shard: int, corrections: Sequence[Correction]) -> None:
-        """Apply successive corrections: drop cached totals, mark deleted entities.
+    async def correct(self, shard: int, corrections: Sequence[Correction], *, after: int) -> None:
+        """Apply the corrections that follow number `after`.
 
-        Snapshots before the last one are refused from here on.
+        Cached totals are dropped and deleted entities marked. Snapshots before the last correction
+        are refused from here on.
         """
-        arguments: list[Any] = [corrections[0].number - 1, corrections[-1].number, TOMBSTONE_S]
+        arguments: list[Any] = [after, corrections[-1].number, TOMBSTONE_S]
         for each in corrections:
             arguments += (each.id, int(each.is_deleted))
         await self._call("headrace_views_correct_v1", shard, arguments)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from secrets import token_hex
 from typing import Final, TypeVar
 
@@ -28,7 +29,7 @@ from headrace.views import store
 from headrace.views.durability_wait import DurabilityWait, durability_of
 from headrace.views.errors import NotDurable, ShardsFixed
 from headrace.views.flush import FlushBatch, ShardFlush
-from headrace.views.model import id_key
+from headrace.views.model import Correction, id_key
 from headrace.views.settings import ViewsConfig, flush_lag_s
 from headrace.views.valkey_store import IdleTotals, ValkeyStore
 
@@ -48,6 +49,8 @@ ROWS_DROPPED_MAX: Final = 20_000
 CORRECTIONS_PER_STEP: Final = 500
 CORRECTIONS_KEPT_S: Final = 86_400.0
 """Valkey that is restored from an older copy gets all its totals from PostgreSQL again."""
+TIMELINE: Final = 1 << 40
+"""From the numbers of one timeline of PostgreSQL to those of the next."""
 HISTORY_EVERY_S: Final = 3_600.0
 ROLL_UP_EVERY_S: Final = 1.0
 ROLL_UP_IDS: Final = 2_000
@@ -177,17 +180,18 @@ class Flusher:
     async def _correct(self, state: store.Shard, highest: int, applied: int) -> None:
         """Apply deletions and moves that Valkey did not receive, or lost.
 
-        Valkey is updated after the commit, and was read before `state`. So a higher number there
-        means that PostgreSQL lost commits: then all cached totals are dropped.
+        Valkey is updated after the commit, and was read before `state`. So a number there that
+        PostgreSQL does not have is that of a lost commit: then all cached totals are dropped.
         """
         shard = state.shard
         while applied < state.corrections >= highest:
             found = await store.corrections(
-                self._postgres, shard, after=applied, rows_max=CORRECTIONS_PER_STEP
+                self._postgres, shard, since=applied, rows_max=CORRECTIONS_PER_STEP
             )
-            if not found or found[-1].number != applied + len(found):
+            found = unapplied(found, applied=applied, highest=highest)
+            if not found:
                 break
-            await self._valkey.correct(shard, found)
+            await self._valkey.correct(shard, found, after=applied)
             applied = found[-1].number
             _log.info("views_corrections_repeated", shard=shard, count=len(found))
         if applied < state.corrections or highest > state.corrections:
@@ -366,3 +370,21 @@ class Flusher:
             done = [name for name, _, _ in found]
             written += len(found)
         return written
+
+
+def unapplied(found: list[Correction], *, applied: int, highest: int) -> list[Correction]:
+    """The corrections after `applied`, to which Valkey applied all; it received `highest` too.
+
+    `found` are those from `applied` on. None if PostgreSQL lost `applied` or `highest`, or deleted
+    one that follows.
+    """
+    left = [each for each in found if each.number > applied]
+    numbers = [each.number for each in left]
+    is_kept = applied == 0 or len(left) < len(found)
+    for before, number in pairwise([applied, *numbers]):
+        is_first = number % TIMELINE == 1 and (before > applied or is_kept)
+        if number != before + 1 and not is_first:
+            return []
+    if numbers and applied < highest <= numbers[-1] and highest not in numbers:
+        return []
+    return left

@@ -168,17 +168,19 @@ SELECT views, corrections FROM headrace.reclassify_views_v1(
     :source::smallint, :target::smallint);
 
 -- name: corrections
--- Deletions and moves of a shard after a number, in order.
+-- Deletions and moves of a shard from a number on, in order.
 SELECT c.number, c.id, t.id IS NOT NULL AS is_deleted
 FROM headrace.views_correction c
 LEFT JOIN headrace.views_tombstone t ON t.id = c.id AND t.until_at > now()
-WHERE c.shard = :shard AND c.number > :after ORDER BY c.number LIMIT :rows_max;
+WHERE c.shard = :shard AND c.number >= :since ORDER BY c.number LIMIT :rows_max;
 
 -- name: drop_corrections
--- Delete some old numbers of deletions and moves.
+-- Delete some old numbers of deletions and moves. The last one of each shard stays.
 DELETE FROM headrace.views_correction WHERE (shard, number) IN (
-    SELECT shard, number FROM headrace.views_correction
-    WHERE at < now() - :kept_s * interval '1 second' ORDER BY shard, number LIMIT :rows_max);
+    SELECT c.shard, c.number
+    FROM headrace.views_correction c JOIN headrace.views_shard s USING (shard)
+    WHERE c.at < now() - :kept_s * interval '1 second' AND c.number <> s.corrections
+    ORDER BY c.shard, c.number LIMIT :rows_max);
 
 -- name: keep_changes
 -- Turn the changes on or off, and drop old ones.

@@ -1,8 +1,8 @@
 -- Views: totals and hours per entity, the flush offset of each shard, and the flusher that owns it.
 
 -- `through`: id of the last stream entry counted here. It moves in the transaction that counts.
--- Every change of a shard's counts locks this row. `corrections` counts deletions and moves between
--- classes, `changes` the rows of views_change.
+-- Every change of a shard's counts locks this row. `corrections` is the number of the last deletion
+-- or move between classes, `changes` counts the rows of views_change.
 CREATE TABLE headrace.views_shard (
     shard integer PRIMARY KEY,
     through text NOT NULL DEFAULT '0-1',
@@ -212,6 +212,13 @@ BEGIN
     RETURN v_dead;
 END $$;
 
+-- The number before the first correction of this timeline. A failover begins a new timeline and may
+-- lose commits. So no number is used again: Valkey may have applied the lost correction.
+CREATE FUNCTION headrace.view_corrections_base_v1() RETURNS bigint LANGUAGE sql AS $$
+    SELECT (('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint - 1)
+        << 40;
+$$;
+
 -- Number a deletion or move. Shards that PostgreSQL lost are created again. Until the commit the
 -- lock of the shard's row excludes a flush.
 CREATE FUNCTION headrace.note_view_correction_v1(p_id text, p_shard integer, p_shards integer)
@@ -220,8 +227,9 @@ DECLARE
     v_number bigint;
 BEGIN
     PERFORM headrace.ensure_view_shards_v1(p_shards);
-    UPDATE headrace.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
-    RETURNING s.corrections INTO STRICT v_number;
+    UPDATE headrace.views_shard s
+    SET corrections = greatest(s.corrections, headrace.view_corrections_base_v1()) + 1
+    WHERE s.shard = p_shard RETURNING s.corrections INTO STRICT v_number;
     INSERT INTO headrace.views_correction (shard, number, id) VALUES (p_shard, v_number, p_id);
     RETURN v_number;
 END $$;
