@@ -88,7 +88,7 @@ def commands_page() -> str:
     lines = ["# Commands\n", NOTE]
     lines.append(
         "`--json`, `--config FILE` and `--data FOLDER` are accepted anywhere on the line. Exit"
-        " codes: 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in"
+        " codes: 0 done, 1 a fault of Headrace, 2 wrong input, 3 not permitted, 4 not found, 5 in"
         " conflict with the present state, 6 over a limit, 7 something needed is down, 8 stored"
         " data is corrupt, 130 interrupted. [In scripts](../scripting.md) describes the output.\n"
     )

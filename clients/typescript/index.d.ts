@@ -127,7 +127,7 @@ export declare class Headrace {
   /** The newest posts of followed authors, without muted and blocked ones. `next_cursor` or the Link header leads to the next page; no post is repeated or omitted, even if posts are added or deleted meanwhile. `since=` (the `newest` of an earlier page) selects newer posts only, `kinds=photo,video` posts of these kinds. `rank=` names an order defined by the application. An unknown viewer has an empty feed. */
   getFeedPage(parameters: { viewer: string | number; limit?: number; cursor?: string | null; since?: string | null; kinds?: string | null; rank?: string | null }, options?: RequestOptions): Promise<Page>;
 
-  /** A stored post, also while it waits. */
+  /** A stored post, also before its scheduled time. */
   getFeedPost(parameters: { id: string | number }, options?: RequestOptions): Promise<Post>;
 
   /** State, oldest and newest post of each shard. */
@@ -400,7 +400,7 @@ export declare class Headrace {
   /** Store a tag that signed URLs put in front of tracks. Equal tags have equal ids. */
   putMediaTag(parameters: { body: TagToPut }, options?: RequestOptions): Promise<StoredTag>;
 
-  /** Enqueue a rebuild of the index in Valkey. Pages continue meanwhile. */
+  /** Enqueue a rebuild of the index in Valkey. Pages are served meanwhile. */
   rebuildFeed(options?: RequestOptions): Promise<RebuildJob>;
 
   /** Enqueue the move of an item's views of whole hours to another class. Safe to repeat. */

@@ -363,7 +363,7 @@ def promote_folder(line: CommandLine, *, again: bool) -> None:
 
     A second call has no effect and reports the generation. The former primary stops at its next
     write to the archive, within backup.every, and refuses to start again. Without access to the
-    archive it cannot notice: stop it yourself if you can.
+    archive it cannot detect this: stop it yourself if you can.
     """
 
     async def work(app: App, archive: Archive) -> dict[str, Any]:

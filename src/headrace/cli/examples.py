@@ -167,7 +167,7 @@ EXAMPLES: Final = {
     "queues pause": "mail",
     "queues resume": "mail",
     "queues rm": "mail",
-    "queues set": "mail --importance 9",
+    "queues set": "mail --importance 2",
     "queues show": "mail",
     "restore": "--data restored --to 2026-11-21T10:00Z",
     "scheduler": "shop:app",

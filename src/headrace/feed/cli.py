@@ -107,7 +107,7 @@ def feed() -> None:
 @click.option(
     "--at",
     type=Parsed(parse_moment, InvalidPost, name="moment"),
-    help="Its time; a later one delays the post.",
+    help="Time of the post; a time in the future schedules it.",
 )
 @click.option("--ref", default=None, help="Passed to handlers of its deletion.")
 @click.option("--kind", default=None, help="Kind by which pages can be filtered.")
@@ -129,7 +129,7 @@ def add_post(
 @feed.command("show", short_help="Show a post.")
 @click.argument("id")
 def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
-    """Show post ID as stored, also while it waits."""
+    """Show post ID as stored, also before its scheduled time."""
     found = terminal.run(Feed, lambda feed: feed.posts.find(id))
     state = ", waiting" if found.is_waiting else ""
     lines = [f"post    {found.id}", f"author  {found.author}"]
@@ -275,7 +275,7 @@ def show_marker(terminal: Terminal, viewer: str, position: str | None) -> None:
 
 @feed.command("rebuild", short_help="Rebuild the index.")
 def rebuild(terminal: Terminal) -> None:
-    """Rebuild the index in Valkey from PostgreSQL, as a job. Pages continue meanwhile."""
+    """Rebuild the index in Valkey from PostgreSQL, as a job. Pages are served meanwhile."""
     job = terminal.run(Feed, lambda feed: feed.index.rebuild())
     terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
 

@@ -329,7 +329,7 @@ class JobsConfig:
     lease_s: float = setting("30s", "A host silent for so long loses its jobs.", parse_duration_s)
     heartbeat_s: float = setting("10s", "How often a host renews its leases.", parse_duration_s)
     poll_s: float = setting(
-        "1s", "Longest wait before an idle worker looks again.", parse_duration_s
+        "1s", "Longest wait before an idle worker polls for jobs.", parse_duration_s
     )
     sweep_every_s: float = setting(
         "3s", "How often leases of dead hosts are returned.", parse_duration_s
@@ -350,7 +350,7 @@ class JobsConfig:
     )
     lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
     lane_quantum: int = setting(
-        "10", "Jobs that a lane of weight 1 gives in one claim at most.", parse_count
+        "10", "Most jobs that one claim takes from a lane of weight 1.", parse_count
     )
     host_silent_s: float = setting(
         "10s", "A host without a report for so long gets no slots.", parse_duration_s
@@ -369,13 +369,13 @@ class JobsConfig:
         "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
     )
     alert_active_min: int = setting(
-        "1000", "Growth of a queue with fewer active jobs is no alert.", parse_count
+        "1000", "Below this number of active jobs, growth of a queue is no alert.", parse_count
     )
     alert_oldest_s: float = setting(
         "15m", "A due job that waits longer is an alert.", parse_duration_s
     )
     alert_failed_percent: int = setting(
-        "50", "An alert where so many of the last jobs failed.", parse_count
+        "50", "Percentage of failed jobs that raises an alert.", parse_count
     )
     alerts_webhook_url: str | None = setting(
         None,
@@ -385,19 +385,19 @@ class JobsConfig:
     )
 
     floats: int = setting(
-        "0", "Slots of an agent that no plan binds to a queue; 0: two a core.", parse_count
+        "0", "Slots of an agent that no plan binds to a queue; 0: two per core.", parse_count
     )
-    slots_per_core: int = setting("64", "Slots of an agent at most, a core.", parse_count)
+    slots_per_core: int = setting("64", "Most slots of an agent per core.", parse_count)
     memory_reserve_bytes: int = setting(
-        "256MiB", "Memory that an agent's slots leave to others.", parse_size_bytes
+        "256MiB", "Memory that an agent's slots leave to other programs.", parse_size_bytes
     )
     slot_private_max_bytes: int = setting(
         "256MiB",
-        "A slot that alone holds more memory is replaced after its current work.",
+        "A slot with more private memory is replaced after its current work.",
         parse_size_bytes,
     )
     slot_silent_max_s: float = setting(
-        "10m", "A slot whose event loop stood still so long is killed.", parse_duration_s
+        "10m", "A slot whose event loop is blocked for this long is killed.", parse_duration_s
     )
 
     @property

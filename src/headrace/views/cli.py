@@ -129,7 +129,7 @@ def show_viewers(
     from_day: date | None,
     to_day: date | None,
 ) -> None:
-    """Show the estimated different viewers of all ID together.
+    """Estimate the number of different viewers of all IDs together.
 
     The default span is today and 30 days before it. A viewer of several IDs or days counts once per
     period; all: once in the whole span.
@@ -162,7 +162,7 @@ def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A0
 @click.option("--from", "from_at", type=MOMENT, default=None, help="Begin; default: now.")
 @click.option("--to", "to_at", type=MOMENT, default=None, help="End; default: not ended.")
 def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
-    """Mark a span of ID with NAME, such as promoted. The same begin changes the end."""
+    """Mark a span of ID with NAME, such as promoted. Repeat a begin to change its end."""
     marked = terminal.run(Views, lambda views: views.corrections.mark(id, name, **span))
     terminal.show(marked, f"marked {id} as {name} from {marked.from_at:%Y-%m-%d %H:%M} UTC")
 
@@ -170,7 +170,9 @@ def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  
 @views.command("unmark", short_help="Delete marks of an item.")
 @click.argument("id")
 @click.argument("name")
-@click.option("--from", "from_at", type=MOMENT, default=None, help="Only the mark of this begin.")
+@click.option(
+    "--from", "from_at", type=MOMENT, default=None, help="Only the mark that begins then."
+)
 def unmark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
     """Delete all marks NAME of ID, or one of them."""
     count = terminal.run(Views, lambda views: views.corrections.unmark(id, name, **span))

@@ -71,7 +71,7 @@ def create(
 
 @tokens.command("ls")
 def list_tokens(terminal: Terminal) -> None:
-    """List tokens, including expired and revoked tokens."""
+    """List all tokens, including expired and revoked ones."""
     found: list[Token] = terminal.run(Tokens, lambda service: service.list())
     lines = [f"{'NAME':<24} {'STATE':<28} {'LAST USED':<20} SCOPES"]
     lines += [

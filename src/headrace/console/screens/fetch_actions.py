@@ -202,8 +202,8 @@ ACTIONS: Final = (
     Action(
         name="fetch-seller-link",
         title="Create seller link",
-        what="Creates a link to a page with the runs and errors of {customer}. Who has the link can"
-        " read the page without an account.",
+        what="Creates a link to a page with the runs and errors of {customer}. Anyone with the link"
+        " can read the page without an account.",
         command="headrace fetch seller-link {customer} --days {days}",
         http="POST /v1/fetch/customers/{customer}/seller-link",
         run=create_seller_link,

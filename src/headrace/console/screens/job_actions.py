@@ -242,7 +242,7 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
                 "Importance",
                 kind="number",
                 required=False,
-                hint=f"0 to {IMPORTANCE_LAST}; higher importance gets slots first.",
+                hint=f"0 (first) to {IMPORTANCE_LAST} (last), when slots are scarce.",
                 numbers=(0, IMPORTANCE_LAST),
             ),
             *(

@@ -228,7 +228,7 @@ async def get_feed_post(
     feed: NamedDependency[Feed],
     id: FromPath[str],  # noqa: A002 - the name in the path
 ) -> Post:
-    """A stored post, also while it waits."""
+    """A stored post, also before its scheduled time."""
     return await feed.posts.find(id)
 
 
@@ -249,7 +249,7 @@ class RebuildJob(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/v1/feed/rebuild", status_code=202, opt=WRITE)
 async def rebuild_feed(feed: NamedDependency[Feed]) -> RebuildJob:
-    """Enqueue a rebuild of the index in Valkey. Pages continue meanwhile."""
+    """Enqueue a rebuild of the index in Valkey. Pages are served meanwhile."""
     return RebuildJob(job=await feed.index.rebuild())
 
 

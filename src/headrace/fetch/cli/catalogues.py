@@ -155,7 +155,7 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
-    """Apply RUN, an upload for review, or held because its file looks truncated or wrong."""
+    """Apply held RUN: an upload for review, or a file that looks truncated or wrong."""
 
     async def run(fetch: Fetch) -> Run:
         found = await fetch.runs.confirm(run_id)

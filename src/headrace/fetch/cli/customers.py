@@ -141,7 +141,7 @@ def list_customers(terminal: Terminal) -> None:
 def seller_link(terminal: Terminal, customer: str, *, days: int, revoke: bool) -> None:
     """Create a link to the page of CUSTOMER: runs, errors, and an example of a correct row.
 
-    Who has the link can read the page, without an account. Nothing else can be read or changed.
+    Anyone with the link can read the page, without an account. Nothing else can be read or changed.
     """
     if revoke:
         terminal.run(Fetch, lambda fetch: fetch.sellers.revoke(customer))

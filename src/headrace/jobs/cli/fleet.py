@@ -58,7 +58,7 @@ def undrain(terminal: Terminal, host: str) -> None:
 @fleet.command("forget", short_help="Forget a lost host.")
 @click.argument("host")
 def forget(terminal: Terminal, host: str) -> None:
-    """Forget HOST, which is lost and will not return; its alert ends."""
+    """Forget lost HOST, which will not return. Its alert ends."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.forget(host))
     terminal.show({"host": host, "forgotten": True}, f"host {host} is forgotten")
 

@@ -78,12 +78,12 @@ def jobs() -> None:
 @duration("--spread", "Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
-@duration("--unique-for", "Keep the key when done, for such as 1h from now.")
+@duration("--unique-for", "Also keep the key after the end, for a duration such as 1h.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
 @click.option("--chain", default=None, help="Start it after the jobs before it in this chain.")
 @click.option("--retries", default=None, type=int, help="Retries, if not those of the queue.")
 @duration("--timeout", "Time limit of a call, if not that of the task.")
-@duration("--expires", "Cancel it if it starts later than this after due.")
+@duration("--expires", "Cancel it if it has not started this long after it is due.")
 @click.option(
     "--version", default=None, type=int, help="Version of the payload: 1, with --app its task's."
 )
@@ -160,7 +160,7 @@ def cancel(terminal: Terminal, job_id: int, *, running: bool) -> None:
 @duration("--after", "Delay from now, such as 30s or 2h.")
 @APP
 def edit(terminal: Terminal, /, job_id: int, *, application: str | None, **options: Any) -> None:
-    """Change job JOB_ID, which must wait; what is left out stays."""
+    """Change waiting job JOB_ID; omitted values stay as they are."""
     terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options), application=application)
     terminal.show({"id": job_id}, f"job {job_id} is changed")
 
@@ -230,7 +230,7 @@ DECIDE: Final = "A job and a decision that its queue declares."
 @duration("--lease", "Duration of the lease.", default="5m", refusal=InvalidTake)
 @duration("--wait", "Longest wait for the first job.", default="0s", refusal=InvalidTake)
 def take(terminal: Terminal, queue: str, **options: Any) -> None:
-    """Take due jobs of QUEUE. They return unless they are acked in time."""
+    """Take due jobs of QUEUE. Jobs that are not acked in time return to it."""
     taken = terminal.run(Jobs, lambda jobs: jobs.takes.take(queue, **options))
     terminal.show(taken, describe_taken(taken))
 

@@ -100,7 +100,7 @@ def _setting(
 
 @queues.command("set", short_help="Override settings of a queue.")
 @click.argument("queue")
-@_setting("--importance", _number, "0 to 9: the plan serves higher ones first.")
+@_setting("--importance", _number, "0 first to 9 last, when slots are scarce.")
 @_setting("--slots-min", _number, "Minimum of slots in the fleet.")
 @_setting("--slots-max", _number, "Maximum of slots in the fleet.")
 @_setting("--retries", _number, "Retries of a failed job.")
@@ -166,7 +166,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
 @click.option("--create", is_flag=True, help="Allow a new limiter.")
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
-    """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
+    """Set LANE of LIMITER; an omitted limit is unlimited, an omitted weight is 1.
 
     To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
@@ -218,7 +218,7 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
 @duration("--wait", "Longest wait for them.", default="0s")
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait_s: float) -> None:
-    """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
+    """Consume starts of LANE of LIMITER for work outside jobs; print how long to wait.
 
     If they are refused, nothing was consumed.
     """

@@ -50,7 +50,7 @@ class QueueOptions(TypedDict, total=False):
     The default is `required` with `limiter`.
     """
     importance: int
-    """0 to 9: the plan serves higher ones first."""
+    """0 (first) to 9 (last): which queues get slots when slots are scarce."""
     slots: tuple[int, int]
     """Minimum and maximum of slots in the fleet."""
     tag: str | None

@@ -110,7 +110,7 @@ def undrain(terminal: Terminal, node: str) -> None:
 @click.argument("node")
 @click.argument("weight", type=float)
 def set_weight(terminal: Terminal, node: str, weight: float) -> None:
-    """Give NODE a share of partitions of WEIGHT times that of a node of weight 1."""
+    """Set the WEIGHT of NODE: its share of partitions, relative to a node of weight 1."""
     _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
 
 
@@ -164,7 +164,7 @@ def plan(
     terminal.show(found, _describe_plan(found))
 
 
-@partitions.command("simulate", short_help="Show what losses do to an invented cluster.")
+@partitions.command("simulate", short_help="Show what losses do to a hypothetical cluster.")
 @click.option("--centres", default=3, show_default=True, help="Data centers.")
 @click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
 @click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
@@ -188,7 +188,7 @@ def simulate_losses(
     lost: tuple[str, ...],
     plot: Path | None,
 ) -> None:
-    """Show the load of each node of an invented cluster: complete, with losses, in a roll-out.
+    """Show the load of each node of a hypothetical cluster: complete, with losses, in a roll-out.
 
     Without --lose: one data center lost, one node of each data center lost, both, and all nodes
     drained in turn. Contacts no server.
@@ -431,7 +431,7 @@ def entry(
 ) -> None:
     """Print configuration that directs clients to the nodes: haproxy, keepalived, dns, json.
 
-    A node that is draining or does not answer has weight 0; in a zone its names lead to others.
+    A node that is draining or does not answer has weight 0; in DNS, its names lead to others.
     """
     if command is not None and file is None:
         raise click.UsageError("--run is the command after a change of FILE: give --watch FILE too")
