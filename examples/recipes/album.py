@@ -1,6 +1,6 @@
 """Fan-out and fan-in.
 
-Every photo of an album on whatever slot is free, then one job when all have ended.
+Each photo of an album runs on any free slot; one job runs after all have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Photo(msgspec.Struct):
 
 @app.task("thumbnails", batch=20, retries=0)
 def make_thumbnails(photos: Batch[Photo]) -> None:
-    """Photo 13 is broken: it fails alone, whatever batch it came in."""
+    """Photo 13 is broken. It fails alone, in any batch."""
     for photo in photos:
         if photo.payload.number == 13:
             photo.fail("the file is cut off")
@@ -32,7 +32,7 @@ def make_thumbnails(photos: Batch[Photo]) -> None:
 
 @app.task("albums")
 async def publish_album(album: int, group: dict[str, int]) -> None:
-    """Called once, when the last photo has ended, well or not; the group adds the field `group`."""
+    """Called once, when the last photo has ended, done or failed; the group adds the field `group`."""
     print(f"album {album}: {group['done']} photos, {group['failed']} broken", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A buffer before an API: visitors never wait for it, and it never gets more than it bears."""
+"""A buffer before an API: visitors never wait for it, and it never receives more than its limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app.limiter("crm", rate="600/m", concurrency=4)
 
 @app.task("contacts", limiter="crm", retries=12, timeout="30s")
 def send_contact(name: str, email: str) -> None:
-    """Hand one contact over; a sync handler, so that any client library will do."""
+    """Send one contact. The handler is sync, so any client library can be used."""
     body = json.dumps({"name": name, "email": email}).encode()
     request = urllib.request.Request(API, body, {"Content-Type": "application/json"})
     try:
@@ -34,7 +34,7 @@ def send_contact(name: str, email: str) -> None:
 
 
 async def sign_up(name: str, email: str) -> None:
-    """What a visitor's request does: one INSERT. Every job of the one lane waits for its turn."""
+    """What a visitor's request does: one INSERT. All jobs share one lane."""
     await send_contact.enqueue(name=name, email=email, lane="crm", unique=f"contact:{email}")
 
 

@@ -1,6 +1,6 @@
 """A cascade of deletes.
 
-A user goes, then the posts, then their comments, each table in a queue of its own.
+A user is deleted, then the posts, then their comments, each table in its own queue.
 
 A step deletes a few rows and enqueues what follows in the same transaction: after a crash at any
 moment there are both or neither, so no row is forgotten. Small steps hold no lock for long, and a
@@ -30,13 +30,13 @@ async def open_pool() -> None:
 
 @app.on_slot_stop
 async def close_pool() -> None:
-    """Give them back."""
+    """Close the connections."""
     await pools.pop().close()
 
 
 @app.task("delete.user", importance=2)
 async def delete_user(user_id: int) -> None:
-    """Nobody sees the user any more from here on."""
+    """Delete the user, which the site then no longer shows."""
     async with pools[0].acquire() as connection, connection.transaction():
         await connection.execute("DELETE FROM users WHERE id = $1", user_id)
         await delete_posts.enqueue(user_id=user_id, tx=connection)
@@ -44,7 +44,7 @@ async def delete_user(user_id: int) -> None:
 
 @app.task("delete.posts", importance=7, slots=(0, 4))
 async def delete_posts(user_id: int) -> None:
-    """Some posts, their comments as jobs, and itself again while there are more."""
+    """Delete some posts, enqueue their comments, and repeat while posts are left."""
     async with pools[0].acquire() as connection, connection.transaction():
         rows = await connection.fetch(
             "DELETE FROM posts WHERE id IN (SELECT id FROM posts WHERE user_id = $1 LIMIT $2)"
@@ -59,7 +59,7 @@ async def delete_posts(user_id: int) -> None:
 
 @app.task("delete.comments", importance=9, slots=(0, 2))
 async def delete_comments(post_id: int) -> None:
-    """Some comments, and itself again while there are more."""
+    """Delete some comments, and repeat while comments are left."""
     async with pools[0].acquire() as connection, connection.transaction():
         status = await connection.execute(
             "DELETE FROM comments"
@@ -72,7 +72,7 @@ async def delete_comments(post_id: int) -> None:
 
 
 async def main() -> None:
-    """Make a user with posts and comments, and let it go."""
+    """Create a user with posts and comments, and delete it."""
     connection = await asyncpg.connect(os.environ["DATABASE_URL"])
     await connection.execute(
         "CREATE TABLE IF NOT EXISTS users (id int PRIMARY KEY);"

@@ -1,4 +1,4 @@
-"""Delayed posts: written now, published at their moment; moved and called off while they wait."""
+"""Delayed posts: written now, published at a set time, moved or cancelled until then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = Headrace()
 
 @app.task("publish", retries=10, importance=1)
 async def publish(post_id: int) -> None:
-    """Show the post. Repeating it does no harm, since it sets and does not add."""
+    """Show the post. It may be repeated, because it sets and does not add."""
     print(f"post {post_id} is public", flush=True)
 
 
@@ -23,14 +23,14 @@ async def plan_post(post_id: int, at: datetime, tx: Transaction | None = None) -
 
 
 async def move_post(job_id: int, post_id: int, at: datetime) -> JobRef:
-    """Publish it at another moment. Raises: JobNotWaiting where it is out, or about to be."""
+    """Publish it at another time. Raises: JobNotWaiting, if its job runs or has ended."""
     async with app.engines.postgres.transaction() as tx:
         await app.jobs.cancel(job_id, tx=tx)
         return await plan_post(post_id, at, tx)
 
 
 async def main() -> None:
-    """Plan two posts, move one, call off the other."""
+    """Schedule two posts, move one, cancel the other."""
     soon = datetime.now(UTC) + timedelta(seconds=2)
     later = soon + timedelta(hours=3)
     first = await plan_post(1, later)

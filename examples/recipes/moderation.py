@@ -8,7 +8,7 @@ from headrace import Headrace
 
 app = Headrace()
 moderation = app.queue("moderation", decisions={"approve": "approved", "reject": "rejected"})
-"""No code works it: moderators decide in the console, over HTTP or on the command line."""
+"""No code handles it: moderators decide in the console, over HTTP or on the command line."""
 
 
 @app.task("approved")

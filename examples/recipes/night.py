@@ -1,6 +1,6 @@
 """Load moved to the night.
 
-What nobody waits for runs when the machines are idle, spread over hours.
+Jobs that are not urgent run when the machines are idle, spread over hours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPREAD = "5h"
 
 
 class Photo(msgspec.Struct):
-    """What is to be done again."""
+    """A photo to encode again."""
 
     id: int
 
@@ -37,7 +37,7 @@ def tonight(now: datetime) -> datetime:
 
 
 def for_tonight(photo_id: int) -> NewJob:
-    """A job at a random moment of the night, behind everything that somebody waits for."""
+    """A job at a random moment of the night, behind all urgent jobs."""
     at = tonight(datetime.now(UTC))
     return recode.job(Photo(photo_id), at=at, spread=SPREAD, priority=9)
 

@@ -33,7 +33,7 @@ async def daily_report() -> None:
 
 
 async def main() -> None:
-    """Some orders; the report comes at night, or by `headrace crons run daily_report`."""
+    """Enqueue some orders. The report runs at night, or with `headrace crons run daily_report`."""
     await handle_order.enqueue_many({"order": number} for number in range(1_000))
     await app.close()
 

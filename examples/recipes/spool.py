@@ -50,12 +50,12 @@ def send(path: Path) -> None:
                 return
             wait_s = float(error.headers.get("Retry-After", wait_s))
         except OSError:
-            pass  # No response: the same key finds out whether it was applied.
+            pass  # No response: sent again with the same key, it is applied once.
         time.sleep(wait_s)
 
 
 def main() -> None:
-    """Send the packs of the folder, oldest first, for ever."""
+    """Send the packs of the folder, oldest first, until stopped."""
     while True:
         for path in sorted(SPOOL.glob("*.json")):
             send(path)

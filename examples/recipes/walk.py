@@ -35,7 +35,7 @@ def walk_page(partner: str, url: str) -> None:
 
 
 def get_json(url: str) -> dict[str, object]:
-    """The document at `url`, each redirect paid for. Raises: Retry, Fail."""
+    """The document at `url`; each redirect takes a token. Raises: Retry, Fail."""
     for _ in range(1 + REDIRECTS_MAX):
         status, location, body = get(url)
         if status == 200:
@@ -48,7 +48,7 @@ def get_json(url: str) -> dict[str, object]:
 
 
 def get(url: str) -> tuple[int, str, bytes]:
-    """One request: status, where it points to, body."""
+    """Send one request. Return status, location and body."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.netloc, timeout=20)
     try:
