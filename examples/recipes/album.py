@@ -32,7 +32,7 @@ def make_thumbnails(photos: Batch[Photo]) -> None:
 
 @app.task("albums")
 async def publish_album(album: int, group: dict[str, int]) -> None:
-    """Called once, when the last photo has ended, done or failed; the group adds the field `group`."""
+    """Called once, after the last photo has ended, done or failed; the group adds `group`."""
     print(f"album {album}: {group['done']} photos, {group['failed']} broken", flush=True)
 
 
