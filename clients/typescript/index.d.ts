@@ -67,7 +67,7 @@ export declare class Headrace {
   /** Number of posts newer than the read marker, counted to 100; all posts without a marker. */
   countUnread(parameters: { viewer: string | number; kinds?: string | null }, options?: RequestOptions): Promise<Unread>;
 
-  /** Return a new link to the page of a seller; who has the link can read the page. The link begins with `fetch.seller_url`, or else with the address of this request. */
+  /** Return a new link to the page of a seller; anyone with the link can read it. The link begins with `fetch.seller_url`, or else with the address of this request. */
   createFetchSellerLink(parameters: { customer: string | number; body: SellerLinkLife }, options?: RequestOptions): Promise<SellerLink>;
 
   /** Begin a resumable upload of `Upload-Length` bytes, by tus 1.0; its URL is the Location. `Upload-Metadata` has the object's `key`, and optionally the `sha256` of its bytes, each in base64: `key dHJhY2tzL2EubXAz`. */

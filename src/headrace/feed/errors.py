@@ -13,7 +13,7 @@ from headrace.kernel.errors import (
 
 
 class InvalidFeedId(InvalidInput):
-    """Reject an invalid id of a viewer, author or post; nothing was done."""
+    """The id of a viewer, author or post is invalid; nothing was done."""
 
     code = "feed.invalid_id"
 
@@ -22,25 +22,25 @@ class InvalidFeedId(InvalidInput):
 
 
 class InvalidPost(InvalidInput):
-    """Reject an invalid post; nothing was done."""
+    """A post is invalid; nothing was done."""
 
     code = "feed.invalid_post"
 
 
 class InvalidFollow(InvalidInput):
-    """Reject an invalid follow, or an unfollow without explicit authors; nothing was done."""
+    """A follow is invalid, or an unfollow names no authors; nothing was done."""
 
     code = "feed.invalid_follow"
 
 
 class InvalidKind(InvalidInput):
-    """Reject an invalid filter by kinds."""
+    """A filter by kinds is invalid."""
 
     code = "feed.invalid_kind"
 
 
 class RankingUnknown(InvalidInput):
-    """Reject a ranking that the application does not define."""
+    """The application does not define the ranking."""
 
     code = "feed.unknown_ranking"
 
@@ -52,7 +52,7 @@ class RankingUnknown(InvalidInput):
 
 
 class InvalidRanking(InvalidInput):
-    """Reject the definition of a ranking."""
+    """The definition of a ranking is invalid."""
 
     code = "feed.invalid_ranking"
 
@@ -69,7 +69,7 @@ class RankingFailed(HeadraceError):
 
 
 class InvalidLine(InvalidInput):
-    """Reject an invalid line of an import; the lines before it are imported."""
+    """A line of an import is invalid; the lines before it are imported."""
 
     code = "feed.invalid_line"
 
@@ -81,7 +81,7 @@ class InvalidLine(InvalidInput):
 
 
 class ImportStopped(Conflict):
-    """Stop an import at lines that conflict with stored data; earlier lines are imported."""
+    """An import stopped at lines that conflict with stored data; earlier lines are imported."""
 
     code = "feed.import_stopped"
 
@@ -94,7 +94,7 @@ class ImportStopped(Conflict):
 
 
 class InvalidLimit(InvalidInput):
-    """Reject an invalid number of posts or rows."""
+    """The number of posts or rows is invalid."""
 
     code = "feed.invalid_limit"
 
@@ -103,7 +103,7 @@ class InvalidLimit(InvalidInput):
 
 
 class TooManyAtOnce(TooLarge):
-    """Reject a call with too many items; nothing was done."""
+    """A call has too many items; nothing was done."""
 
     code = "feed.too_many_at_once"
 

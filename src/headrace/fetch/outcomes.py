@@ -54,7 +54,7 @@ ATTEMPTS: Final = metrics.counter(
 )
 FIRST_BYTE: Final = metrics.histogram(
     "fetch_first_byte_seconds",
-    "From the begin of a request for a photo to the first byte of its response.",
+    "From the start of a request for a photo to the first byte of its response.",
     buckets_s=FIRST_BYTE_BUCKETS_S,
 )
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class AwaitInstead(InvalidInput):
-    """Sync code called from a thread that runs an event loop."""
+    """`sync` was called in a thread that runs an event loop; use `await` there."""
 
     code = "jobs.await_instead"
 
@@ -54,7 +54,7 @@ class AwaitInstead(InvalidInput):
 
 
 class BridgeClosed(Unavailable):
-    """The bridge was closed, or its caller was interrupted, before the call returned."""
+    """The thread behind `sync` ended, or its caller was interrupted, before the call returned."""
 
     code = "jobs.bridge_closed"
 

@@ -97,13 +97,13 @@ class Forbidden(HeadraceError):
 
 
 class NotFound(HeadraceError):
-    """The named thing does not exist."""
+    """The named object does not exist."""
 
     code, status, exit_code = "not_found", 404, 4
 
 
 class Conflict(HeadraceError):
-    """The state of the thing does not permit this."""
+    """The current state does not permit this."""
 
     code, status, exit_code = "conflict", 409, 5
 

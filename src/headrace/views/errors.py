@@ -6,7 +6,7 @@ from headrace.kernel.errors import Conflict, InvalidInput, TooLarge, Unavailable
 
 
 class InvalidHit(InvalidInput):
-    """Reject an invalid hit, id or field of totals; nothing of the call was counted."""
+    """A hit, an id or a field of totals is invalid; nothing of the call was counted."""
 
     code = "views.invalid_hit"
 
@@ -16,7 +16,7 @@ class InvalidHit(InvalidInput):
 
 
 class TooManyHits(TooLarge):
-    """Reject a call with too many hits; none of it was counted."""
+    """A call has too many hits; none of them was counted."""
 
     code = "views.too_many_hits"
 
@@ -28,7 +28,7 @@ class TooManyHits(TooLarge):
 
 
 class TooManyIds(TooLarge):
-    """Reject a read of too many ids."""
+    """A read has too many ids."""
 
     code = "views.too_many_ids"
 
@@ -37,7 +37,7 @@ class TooManyIds(TooLarge):
 
 
 class InvalidSpan(InvalidInput):
-    """Reject an invalid time span, step or number of rows."""
+    """A time span, step or number of rows is invalid."""
 
     code = "views.invalid_span"
 
@@ -93,7 +93,7 @@ class ChangesOff(Conflict):
 
 
 class InvalidPosition(InvalidInput):
-    """Reject a text that is no position of the feed of changes."""
+    """A text is not a position of the feed of changes."""
 
     code = "views.invalid_position"
 

@@ -89,7 +89,7 @@ class StandbyLeft(Conflict):
 
 
 class PrimaryRuns(Conflict):
-    """The engines of the folder to be promoted run."""
+    """The engines of the folder to promote are running."""
 
     code = "backup.primary_runs"
 

@@ -34,7 +34,7 @@ class FolderInUse(Conflict):
 
 
 class FolderUnusable(InvalidInput):
-    """The data folder is not a folder, not ours, not writable, or has an unusable path."""
+    """The data folder is not a folder or not writable, has another owner, or an unusable path."""
 
     code = "engines.folder_unusable"
 

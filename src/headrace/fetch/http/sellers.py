@@ -50,7 +50,7 @@ async def create_fetch_seller_link(
     customer: FromPath[str],
     data: JSONBody[SellerLinkLife],
 ) -> SellerLink:
-    """Return a new link to the page of a seller; who has the link can read the page.
+    """Return a new link to the page of a seller; anyone with the link can read it.
 
     The link begins with `fetch.seller_url`, or else with the address of this request.
     """

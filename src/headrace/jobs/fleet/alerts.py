@@ -177,7 +177,7 @@ HOST_RULE: Final = "agent_missing"
 HOST_RAISE_AFTER: Final = 2
 HOST_CLEAR_AFTER: Final = 2
 RULES: Final = (*QUEUE_RULES, HOST_RULE)
-open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
+open_alerts = gauge("jobs_alerts_open", "Open alerts, counted by the leader.", rule=RULES)
 
 
 class AlertEvaluator:

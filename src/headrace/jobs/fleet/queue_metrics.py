@@ -25,12 +25,12 @@ STATES: Final = {
 OUTCOMES: Final = ("done", "failed", "cancelled", "retried", "lost")
 _jobs: Final = gauge(
     "jobs_queue_jobs",
-    "Jobs of a queue, each state counted up to jobs.count_max, as the leader sees it.",
+    "Jobs of a queue by state, counted by the leader up to jobs.count_max per state.",
     queue=(),
     state=STATES,
 )
 _oldest: Final = gauge(
-    "jobs_queue_oldest_seconds", "Age of the oldest ready job, as the leader sees it.", queue=()
+    "jobs_queue_oldest_seconds", "Age of the oldest ready job, measured by the leader.", queue=()
 )
 _settled: Final = counter(
     "jobs_queue_settled_total",

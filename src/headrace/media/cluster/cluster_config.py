@@ -53,7 +53,7 @@ LOCK_FILE: Final = "poll.lock"
 OUTCOMES: Final = ("changed", "same", "refused", "missing", "failed")
 POLLS: Final = counter(
     "media_document_polls_total",
-    "Questions to the object store for the cluster's documents, by outcome.",
+    "Polls of the object store for the cluster's documents, by outcome.",
     outcome=OUTCOMES,
 )
 
