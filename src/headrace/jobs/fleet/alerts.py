@@ -148,7 +148,7 @@ def _is_short(now: QueueObservation, _: QueueObservation | None, __: JobsConfig)
         )
         return (
             f"{waited}; no host had room for another slot, but {idle} idle: lower their minimums,"
-            " or raise its importance"
+            " or give it a lower importance number (0 is first)"
         )
     return f"{waited}; no host had room for another slot, and no slot was idle: add hosts"
 
