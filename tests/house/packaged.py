@@ -103,10 +103,12 @@ def copy_package(source: Path, target: Path) -> None:
         (here / path.name).symlink_to(path)
 
 
-def run(python: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    python: Path, *words: str, folder: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command of that environment in `folder`, without access to this tree."""
     outside = ("HEADRACE_", "PYTHON")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(outside)} | (env or {})
     command = [str(python), *words]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120

@@ -217,7 +217,7 @@ def test_without_the_engine_wheels_the_distribution_s_programs_serve(bare, tmp_p
         pytest.skip("install the packages postgresql and valkey, or redis-server")
     python = packaged.environment(tmp_path / "env", "web", "media")
     packaged.copy_package(bare, python)
-    ran = packaged.run(python, "-m", "headrace", "up", folder=tmp_path)
+    ran = packaged.run(python, "-m", "headrace", "up", folder=tmp_path, env=FREE_PORTS)
     assert ran.returncode == 4, ran.stderr
     assert f"HEADRACE_VALKEY_BIN={valkey}" in ran.stderr
     named = {"HEADRACE_POSTGRES_BIN": str(folders[-1].parent), "HEADRACE_VALKEY_BIN": valkey}
