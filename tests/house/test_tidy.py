@@ -43,7 +43,6 @@ REGISTERED = re.compile(r"^register\('(\w+)'", re.MULTILINE)
 SMALL = {
     "headrace/cli/extras.py": "extras of roles, which `up` checks before it imports any role",
     "headrace/__main__.py": "the command; Python gives the name",
-    "headrace/engines/commit_wait.py": "a check that the doctor and the console share",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",
 }

@@ -11,7 +11,6 @@ import random
 import socket
 import statistics
 import time
-from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -230,44 +229,6 @@ async def test_a_peer_that_hangs_is_dropped_when_its_probe_fails():
         peer.health.note_probe(is_answered=False)
         peer.drop()
         assert await coming == DATA[7:77]
-
-
-@asynccontextmanager
-async def hanging(router):
-    """A request that waits for the first replica, which leaves a probe unanswered."""
-    first = router.order(KEY)[0]
-    peer = router.peers[first.name]
-    peer.timeout_s, peer.probe_timeout_s = 60.0, 0.1
-    await known_shape(router)
-    first.mood = "hangs"
-    coming = asyncio.create_task(router.get(KEY, 7, 77))
-    await wait_true(lambda: router.slow == [first.name])
-    probing = asyncio.create_task(peer.is_alive())
-    await wait_true(lambda: peer.health.is_doubted, what="a doubt")
-    yield coming
-    first.going_on.set()
-    await probing
-
-
-async def test_a_peer_without_an_answer_to_one_probe_hands_over_what_waits():
-    """It stays usable, as three take it out, and is first again when it answers one."""
-    async with asking({KEY: DATA}) as router:
-        first, second = router.order(KEY)
-        async with hanging(router) as coming:
-            assert await coming == DATA[7:77]
-            assert (len(second.asked), router.outs) == (1, [])
-            assert router.order(KEY) == [second, first]
-        router.peers[first.name].health.note_probe(is_answered=True)
-        assert router.order(KEY) == [first, second]
-
-
-async def test_a_doubted_peer_without_another_replica_is_requested_again():
-    async with asking({KEY: DATA}, count=1, replicas=1) as router:
-        reads = router.origin.blocks_asked
-        async with hanging(router) as coming:
-            router.order(KEY)[0].going_on.set()
-            assert await coming == DATA[7:77]
-        assert router.origin.blocks_asked == reads
 
 
 @pytest.mark.slow

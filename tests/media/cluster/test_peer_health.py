@@ -1,16 +1,28 @@
-"""Peer health: failures take a peer out, only a probe brings it back."""
+"""Peer health: failures take a peer out, only a probe brings it back; a missed one is a doubt."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from little_nodes import asking
+from node_kinds import few_partitions
+from tests.kit.waiting import wait_true
 
 from headrace.media.cluster.membership import Member
 from headrace.media.cluster.peers import FAILURES_MAX, PROBES_MAX, Health
 from headrace.media.service.nodes import answers
+
+KEY, DATA = "tracks/a.mp3", bytes(range(256)) * 8
+
+
+@pytest.fixture(autouse=True)
+def _few():
+    with few_partitions(bits=14):
+        yield
 
 
 def test_a_refused_connection_takes_a_peer_out_at_once():
@@ -96,3 +108,41 @@ async def test_a_busy_node_is_probed_again_and_a_hanging_one_is_out(answers_from
         node.close()
         server.close()
     assert not await answers(Member(name="a", address=f"127.0.0.1:{port}")), "refused"
+
+
+@asynccontextmanager
+async def hanging(router):
+    """A request that waits for the first replica, which leaves a probe unanswered."""
+    first = router.order(KEY)[0]
+    peer = router.peers[first.name]
+    peer.timeout_s, peer.probe_timeout_s = 60.0, 0.1
+    await router.get(KEY)
+    first.mood = "hangs"
+    coming = asyncio.create_task(router.get(KEY, 7, 77))
+    await wait_true(lambda: router.slow == [first.name])
+    probing = asyncio.create_task(peer.is_alive())
+    await wait_true(lambda: peer.health.is_doubted, what="a doubt")
+    yield coming
+    first.going_on.set()
+    await probing
+
+
+async def test_a_peer_without_an_answer_to_one_probe_hands_over_what_waits():
+    """It stays usable, as three take it out, and is first again when it answers one."""
+    async with asking({KEY: DATA}) as router:
+        first, second = router.order(KEY)
+        async with hanging(router) as coming:
+            assert await coming == DATA[7:77]
+            assert (len(second.asked), router.outs) == (1, [])
+            assert router.order(KEY) == [second, first]
+        router.peers[first.name].health.note_probe(is_answered=True)
+        assert router.order(KEY) == [first, second]
+
+
+async def test_a_doubted_peer_without_another_replica_is_requested_again():
+    async with asking({KEY: DATA}, count=1, replicas=1) as router:
+        reads = router.origin.blocks_asked
+        async with hanging(router) as coming:
+            router.order(KEY)[0].going_on.set()
+            assert await coming == DATA[7:77]
+        assert router.origin.blocks_asked == reads
