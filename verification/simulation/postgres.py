@@ -179,6 +179,8 @@ class PostgresModel:
         self.is_up = True
         self.epoch = 0
         """Grows with each crash: connections of earlier epochs are lost."""
+        self.timeline = 1
+        """Grows with each failover that loses commits."""
         self._statements: dict[int, Statement] = {}
         self._queries: list[Query] = []
         self.session_helds: set[Session] = set()
@@ -186,6 +188,9 @@ class PostgresModel:
         self._commits: deque[list[tuple[Table[Any, Any], Any, Any]]] = deque(maxlen=COMMITS_KEPT)
         self._listeners: list[SimulatedConnection] = []
         self._sequences: dict[str, int] = {}
+        self._now = (0.0, BEGIN)
+        self.pauses: dict[str, tuple[int, bool]] = {}
+        """Processes to pause at a statement: how many statements from now, and whether after it."""
         self.context = copy_context()
         self.context.run(CURRENT.set, OUTSIDE)
         world.on_death(self._end_sessions_of)
@@ -211,7 +216,10 @@ class PostgresModel:
 
     def now(self) -> datetime:
         """The server's clock, which alone decides what is due."""
-        return BEGIN + timedelta(seconds=self.world.now_s + self.process.clock_off_s)
+        now_s = self.world.now_s + self.process.clock_off_s
+        if now_s != self._now[0]:
+            self._now = now_s, BEGIN + timedelta(seconds=now_s)
+        return self._now[1]
 
     def next_id(self, sequence: str) -> int:
         """The next value of a sequence; no rollback returns it."""
@@ -354,6 +362,7 @@ class PostgresModel:
         self.world.trace("postgres crash", down_s, lost_commits)
         self.is_up = False
         self.epoch += 1
+        self.timeline += lost_commits > 0
         for session in list(self.session_helds):
             self.close_session(session)
         for _ in range(min(lost_commits, len(self._commits))):
@@ -371,6 +380,29 @@ class PostgresModel:
             self.close_session(session)
         for connection in [one for one in self._listeners if one.process is process]:
             self.remove_listener(connection)
+
+    def pause_in_call(self, name: str, *, statements: int, is_sent: bool) -> Callable[[], None]:
+        """Pause a process at a later statement, before or after it is sent; the result ends it."""
+        self.pauses[name] = (statements, is_sent)
+
+        def heal() -> None:
+            self.pauses.pop(name, None)
+            process = self.world.processes.get(name)
+            if process is not None and process.is_paused:
+                self.world.loop.resume(process)
+
+        return heal
+
+    def holds(self, name: str) -> bool:
+        """Count a statement of a process. Return whether it pauses before it sends this one."""
+        if name not in self.pauses:
+            return False
+        statements, is_sent = self.pauses.pop(name)
+        if statements > 1:
+            self.pauses[name] = (statements - 1, is_sent)
+            return False
+        self.world.pause(name)
+        return not is_sent
 
     def _undo(self, session: Session, first: int) -> None:
         while len(session.undo) > first:

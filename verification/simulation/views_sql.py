@@ -68,7 +68,7 @@ class ViewsTables:
             (SQL.totals, self._totals),
             (SQL.delete, self._delete),
             (SQL.reclassify, self._reclassify),
-            (SQL.corrections, self._corrections_after),
+            (SQL.corrections, self._corrections_from),
             (SQL.drop_corrections, self._drop_corrections),
             (SQL.differences, self._differences),
             (SQL.ensure_months, self._nothing),
@@ -214,15 +214,15 @@ class ViewsTables:
         self._ensure_shards(shards)
         self.shards.lock(shard)
         row: Any = self.shards.get(shard)
-        number: int = row.corrections + 1
+        number: int = max(row.corrections, (self._model.timeline - 1) << 40) + 1
         self.shards.put(shard, replace(row, corrections=number))
         self.corrections.put((shard, number), (entity, self._model.now()))
         return number
 
-    def _corrections_after(self, shard: int, after: int, rows_max: int) -> list[Row]:
+    def _corrections_from(self, shard: int, since: int, rows_max: int) -> list[Row]:
         now, rows = self._model.now(), []
         for (own, number), (entity, _) in sorted(self.corrections.items()):
-            if own == shard and number > after:
+            if own == shard and number >= since:
                 stone = self.tombstones.get(entity)
                 is_deleted = stone is not None and stone.until_at > now
                 rows.append({"number": number, "id": entity, "is_deleted": is_deleted})
@@ -230,8 +230,9 @@ class ViewsTables:
 
     def _drop_corrections(self, kept_s: float, rows_max: int) -> int:
         before = self._model.now() - timedelta(seconds=kept_s)
+        last = {(shard, row.corrections) for shard, row in self.shards.items()}
         rows = sorted(self.corrections.items())
-        old = [key for key, (_, at) in rows if at < before][:rows_max]
+        old = [key for key, (_, at) in rows if at < before and key not in last][:rows_max]
         for key in old:
             self.corrections.pop(key)
         return len(old)
