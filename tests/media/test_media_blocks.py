@@ -12,7 +12,9 @@ from node_kinds import BLOCKS, BYPASS, bucket_store, disk_in
 from raw_clients import SECRET, SMALL_BYTES, Served, head_of, pattern, serving
 from tests.kit.waiting import wait_true
 
+from headrace.engines.blobs import Blobs
 from headrace.kernel.signing import derive_key
+from headrace.media.cache import origin
 from headrace.media.cache.frame_table import MARKS_MAX
 from headrace.media.cache.layout import DATA_AT
 from headrace.media.cache.linux import is_in_memory
@@ -148,6 +150,44 @@ async def test_a_remote_store_that_does_not_answer_is_503():
             serving(blobs, origin_timeout_s=0.3) as node,
         ):
             await require_unavailable(node)
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+async def test_stored_objects_are_served_without_the_store_after_their_shapes_ended(
+    cached, tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(origin, "SHAPE_KEPT_S", 0.0)
+    monkeypatch.setattr(origin, "STALE_S", 0.0)
+    await cached.blobs.put(KEY, DATA)
+    await cached.blobs.put("tracks/b.mp3", DATA)
+    await read(cached, KEY)
+    await wait_true(lambda: len(stored(cached)) == BLOCKS_COUNT, what="all blocks stored")
+    if how == "fails":
+        away = tmp_path / "away"
+        cached.blobs.folder.rename(away)
+    else:
+        hanging, look = asyncio.Event(), Blobs.info
+
+        async def hang(*arguments):
+            await hanging.wait()
+            return await look(*arguments)
+
+        monkeypatch.setattr(Blobs, "info", hang)
+        monkeypatch.setattr(origin, "STALE_WAIT_S", 0.05)
+    for _ in range(3):
+        answer = await read(cached, KEY)
+        assert (answer.status, answer.body) == (200, DATA)
+    if how == "fails":
+        assert (await read(cached, "tracks/b.mp3")).status == 503, "it was never read"
+        away.rename(cached.blobs.folder)
+    else:
+        hanging.set()
+    await cached.blobs.put(KEY, DATA[::-1])
+    await wait_true(lambda: body_is(cached, DATA[::-1]), what="the new version is served")
+
+
+async def body_is(node: Served, data: bytes) -> bool:
+    return (await read(node, KEY)).body == data
 
 
 async def test_an_object_replaced_before_its_answer_is_read_again_once(cached):

@@ -342,6 +342,11 @@ class ShapeCache:
         )
         return known if is_good else None
 
+    def last(self, name: str, generation: int) -> KnownShape | None:
+        """The cached shape, fresh or not, if it is not of an older purge generation."""
+        known = self._known.get(name)
+        return known if known is not None and known.generation >= generation else None
+
     def keep(self, name: str, known: KnownShape) -> None:
         """Cache this shape."""
         self._known.pop(name, None)
