@@ -150,6 +150,8 @@ async def test_a_cached_node_serves_over_the_death_of_each_of_its_processes(node
     session = await asyncio.to_thread(session_of, node)
     # As a fault of the native data plane would.
     victim = node.kill("worker", by=signal.SIGSEGV)
+    # Its native thread answers until then.
+    await wait_true(lambda: not is_alive(victim), what="the worker's death")
     kept = [await reader.ask(KEY, 10, 19) for reader in held]
     # Only its own clients notice, and they are a part of all.
     for some in (kept[:16], kept[16:]):
