@@ -34,6 +34,40 @@ class Sample:
     pages: int
 
 
+class Rates:
+    """Growth a second, over the last four seconds or since the last sample if that is longer."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque()
+
+    @property
+    def last(self) -> Sample | None:
+        """The last sample."""
+        return self._samples[-1] if self._samples else None
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample, and drop those that are too old. The last two always stay."""
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > _AVERAGED_S:
+            self._samples.popleft()
+
+    def per_second(self) -> tuple[float, ...]:
+        """Jobs, photos, requests, bytes of bodies, views and pages a second."""
+        if len(self._samples) < 2:
+            return (0.0,) * 6
+        first, last = self._samples[0], self._samples[-1]
+        took_s = last.at_s - first.at_s
+        pairs = (
+            (first.jobs_done, last.jobs_done),
+            (first.photos, last.photos),
+            (first.requests, last.requests),
+            (first.body_bytes, last.body_bytes),
+            (first.views, last.views),
+            (first.pages, last.pages),
+        )
+        return tuple(max(0.0, after - before) / took_s for before, after in pairs)
+
+
 class Figures:
     """Reads figures once a second; `lines` has the current state, `summary` the result."""
 
@@ -53,7 +87,7 @@ class Figures:
         self._progress, self._seen, self._viewed, self._followed = progress, seen, viewed, followed
         self._bought = bought
         self._began_s = time.monotonic()
-        self._samples: deque[Sample] = deque()
+        self._rates = Rates()
         self._queues: list[dict[str, Any]] = []
         self._done_lines: Counter[str] = Counter()
         self._photos: Counter[str] = Counter()
@@ -72,7 +106,7 @@ class Figures:
         photos = [photo for advert in self._adverts.shown() for photo in advert.photos if photo.key]
         sizes = {photo.key: photo.size_bytes for photo in photos}
         self._stored_bytes, self._files, self._shown = sum(sizes.values()), len(sizes), len(photos)
-        self._samples.append(
+        self._rates.add(
             Sample(
                 at_s=time.monotonic(),
                 jobs_done=done,
@@ -83,18 +117,16 @@ class Figures:
                 pages=self._followed.pages,
             )
         )
-        while self._samples[-1].at_s - self._samples[0].at_s > _AVERAGED_S:
-            self._samples.popleft()
 
     @property
     def jobs_done(self) -> int:
         """Jobs finished since `headrace up` started."""
-        return self._samples[-1].jobs_done if self._samples else 0
+        return self._rates.last.jobs_done if self._rates.last else 0
 
     def lines(self) -> list[str]:
         """One line a room."""
         age_s = time.monotonic() - self._began_s
-        done, photos, requests, body_bytes, views, pages = self._rates()
+        done, photos, requests, body_bytes, views, pages = self._rates.per_second()
         mb = body_bytes / _MB
         return [
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
@@ -148,21 +180,6 @@ class Figures:
             ),
             f"shop   {self._wrong(self._bought)} · {self._buys()}",
         ]
-
-    def _rates(self) -> tuple[float, ...]:
-        if len(self._samples) < 2:
-            return (0.0,) * 6
-        first, last = self._samples[0], self._samples[-1]
-        took_s = last.at_s - first.at_s
-        pairs = (
-            (first.jobs_done, last.jobs_done),
-            (first.photos, last.photos),
-            (first.requests, last.requests),
-            (first.body_bytes, last.body_bytes),
-            (first.views, last.views),
-            (first.pages, last.pages),
-        )
-        return tuple(max(0.0, after - before) / took_s for before, after in pairs)
 
     def _views(self) -> str:
         viewed = self._viewed
