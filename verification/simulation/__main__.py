@@ -31,6 +31,9 @@ SCENARIOS: Final = {
     "views": "verification.simulation.views:ViewsScenario",
     "jobs-busy": "verification.simulation.jobs:BusyJobsScenario",
     "jobs-late-standby": "verification.simulation.jobs:LateStandbyScenario",
+    "fetch-stalls": "verification.simulation.fetch:StallingFetchScenario",
+    "jobs-stalls": "verification.simulation.jobs:StallingJobsScenario",
+    "views-stalls": "verification.simulation.views:StallingViewsScenario",
 }
 
 

@@ -10,9 +10,12 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from verification.simulation.world import World
+
+if TYPE_CHECKING:
+    from verification.simulation.postgres import PostgresModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,30 @@ class FaultKind:
 def process_kinds(targets: Sequence[str], *, lasts_max_s: float) -> list[FaultKind]:
     """All PROCESS_FAULTS for these processes."""
     return [FaultKind(name, act, targets, lasts_max_s) for name, act in PROCESS_FAULTS.items()]
+
+
+def freeze_host(world: World, fault: Fault) -> Callable[[], Any]:
+    """Pause an agent with its slots, as when a virtual machine stops for a while."""
+    names = [name for name in world.processes if name.partition(".")[0] == fault.target]
+    heals = [world.pause(name) for name in names]
+    return lambda: [heal() for heal in heals]
+
+
+def stall_kinds(
+    model: PostgresModel, hosts: Sequence[str], processes: Sequence[str], *, lasts_max_s: float
+) -> list[FaultKind]:
+    """Freezes of hosts, and pauses at one of the next eight statements of a process.
+
+    A statement is sent before the pause or after it. A pause at any moment hits the middle of a
+    sequence of statements too seldom.
+    """
+
+    def pause(_world: World, fault: Fault) -> Callable[[], None]:
+        place = int(fault.strength * 16)
+        return model.pause_in_call(fault.target, statements=1 + place // 2, is_sent=place % 2 > 0)
+
+    kinds = [FaultKind("pause_in_call", pause, processes, lasts_max_s, 3.0)]
+    return kinds + [FaultKind("freeze_host", freeze_host, hosts, lasts_max_s, 2.0)] * bool(hosts)
 
 
 def plan_faults(

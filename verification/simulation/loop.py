@@ -14,7 +14,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -38,11 +38,54 @@ class Process:
         self.context = Context()
         """Of messages that arrive."""
         self.ready: deque[asyncio.Handle] = deque()
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
         """Keeps the tasks of a dead process, so that they are not collected."""
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
+
+
+class _Handle(asyncio.Handle):
+    """A callback without the costs of asyncio's debug mode."""
+
+    __slots__ = ()
+
+    def __init__(  # not the base class's, which checks the debug mode
+        self,
+        callback: Callable[..., object],
+        args: Any,
+        loop: SimulatedLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    """The same for a timer. Cancelled timers stay in the heap until their time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Any,
+        loop: SimulatedLoop,
+        context: Context | None,
+    ) -> None:
+        _Handle.__init__(self, callback, args, loop, context)  # type: ignore[arg-type]
+        self._when = when
+        self._scheduled = False
+
+    def cancel(self) -> None:
+        """As asyncio's."""
+        self._cancelled = True
+        self._callback = self._args = None
 
 
 OUTSIDE: Final = Process("outside")
@@ -82,7 +125,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """As asyncio's."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._add(handle)
         return handle
 
@@ -108,7 +151,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """As asyncio's."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _TimerHandle(when, callback, args, self, context)
         self._added += 1
         heapq.heappush(self._timers, (when, self._added, handle))
         return handle
@@ -123,8 +166,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """As asyncio's; the process of the context keeps the task."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         process = CURRENT.get() if context is None else context.get(CURRENT, OUTSIDE)
-        process.tasks.append(task)
-        task.add_done_callback(process.tasks.remove)
+        process.tasks[task] = None
+        task.add_done_callback(process.tasks.pop)
         return task
 
     async def create_connection(  # type: ignore[override]  # servers of the simulation only
@@ -153,9 +196,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         """As asyncio's."""
         return self._is_closed
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers stay in the heap until their time."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As asyncio's."""
@@ -219,7 +259,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 if not ready or not process.is_alive or process.is_paused:
                     break
                 handle = ready.popleft()
-                if not handle.cancelled():
+                if not handle._cancelled:
                     self.steps += 1
                     handle._run()
             if not process.is_alive:
@@ -239,12 +279,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _advance(self) -> None:
         """Move time to the next timer and make its callbacks ready."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise SimulationStuck(f"nothing is left to run at {self._now_s:.6f} s")
         self._now_s = max(self._now_s, timers[0][0])
         while timers and timers[0][0] <= self._now_s:
             handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
+            if not handle._cancelled:
                 self._add(handle)

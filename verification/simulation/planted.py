@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -30,29 +30,37 @@ SEARCH_MAX_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bug:
-    """A planted bug, and the seed that is known to find it."""
+class Change:
+    """A change of one file."""
 
-    name: str
-    room: str
     file: str
     old: str
     new: str
-    seed: int
-    hours: float
-    finding: str
-    """The kind of the finding that it causes."""
 
     @property
     def module(self) -> str:
         """The module of the file."""
         return self.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
 
-    def change(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         """The changed text of the file."""
         count = text.count(self.old)
-        assert count == 1, f"bug {self.name}: its text is {count} times in {self.file}"
+        assert count == 1, f"{self.old!r} is {count} times in {self.file}"
         return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug(Change):
+    """A planted bug, and the seed that is known to find it."""
+
+    name: str
+    room: str
+    seed: int
+    hours: float
+    finding: str
+    """The kind of the finding that it causes."""
+    also: Sequence[Mapping[str, str]] = ()
+    """Further changes, of lines that prevent the same harm."""
 
 
 def bugs() -> list[Bug]:
@@ -61,20 +69,21 @@ def bugs() -> list[Bug]:
 
 
 def plant(name: str) -> None:
-    """Change the bug's file for this interpreter. Raises: KeyError for an unknown name."""
+    """Change the bug's files for this interpreter. Raises: KeyError for an unknown name."""
     bug = {one.name: one for one in bugs()}[name]
-    if bug.file.endswith(".lua"):
-        _plant_lua(bug)
-        return
-    assert bug.module not in sys.modules, f"{bug.module} is imported already"
-    sys.meta_path.insert(0, _Finder(bug))
+    for change in (bug, *(Change(**each) for each in bug.also)):
+        if change.file.endswith(".lua"):
+            _plant_lua(change)
+        else:
+            assert change.module not in sys.modules, f"{change.module} is imported already"
+            sys.meta_path.insert(0, _Finder(change))
 
 
-def _plant_lua(bug: Bug) -> None:
+def _plant_lua(change: Change) -> None:
     from headrace.engines import functions
 
-    text, found = (ROOT / bug.file).read_text(), functions.find_libraries
-    changed = bug.change(text)
+    text, found = (ROOT / change.file).read_text(), functions.find_libraries
+    changed = change.apply(text)
 
     def find_libraries(packages: tuple[str, ...]) -> list[functions.Library]:
         return [
@@ -86,29 +95,29 @@ def _plant_lua(bug: Bug) -> None:
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, bug: Bug, path: str) -> None:
-        super().__init__(bug.module, path)
-        self._bug = bug
+    def __init__(self, change: Change, path: str) -> None:
+        super().__init__(change.module, path)
+        self._change = change
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the changed source; the cached file has the real one."""
-        changed = self._bug.change(Path(self.path).read_text())
+        changed = self._change.apply(Path(self.path).read_text())
         code: CodeType = compile(changed, self.path, "exec")
         return code
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, bug: Bug) -> None:
-        self._bug = bug
+    def __init__(self, change: Change) -> None:
+        self._change = change
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> Any | ModuleSpec | None:
         """The changed module alone."""
-        if fullname != self._bug.module:
+        if fullname != self._change.module:
             return None
-        file = str(ROOT / self._bug.file)
-        return spec_from_file_location(fullname, file, loader=_Loader(self._bug, file))
+        file = str(ROOT / self._change.file)
+        return spec_from_file_location(fullname, file, loader=_Loader(self._change, file))
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:

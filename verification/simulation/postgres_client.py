@@ -76,7 +76,14 @@ class _Exchange:
         self._client = CURRENT.get().name
         self._deadline_s = model.world.now_s + STATEMENT_TIMEOUT_S
         self.response: asyncio.Future[Any] = model.world.loop.create_future()
-        self._travel(self._client, model.name, self._arrive)
+        if model.pauses and model.holds(self._client):
+            # The statement is sent when the process runs again.
+            model.world.in_process(CURRENT.get(), 0.0, self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._travel(self._client, self._model.name, self._arrive)
 
     def _travel(self, sender: str, receiver: str, arrive: Callable[..., None], *args: Any) -> None:
         latency_s = self._model.world.network.delay_s(sender, receiver)

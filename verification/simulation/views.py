@@ -27,7 +27,7 @@ from headrace.views.model import NUMBER, Hit, Reclassify, Traffic, id_key, parse
 from headrace.views.service import Views
 from headrace.views.settings import ViewsConfig
 from headrace.views.worker import Flusher
-from verification.simulation.faults import FaultKind, process_kinds
+from verification.simulation.faults import FaultKind, process_kinds, stall_kinds
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.valkey import SimulatedValkey, ValkeyModel
@@ -113,8 +113,12 @@ class ViewsScenario:
                     self.postgres, lasts_max_s=FAULT_MAX_S, on_failover=self._note_failover
                 )
             ),
+            *self._stalls(),
         ]
         return [self.disturbance.noting(kind) for kind in kinds]
+
+    def _stalls(self) -> Sequence[FaultKind]:
+        return ()
 
     async def begin(self) -> None:
         """Start the processes."""
@@ -380,6 +384,13 @@ class ViewsScenario:
                 text = f"Valkey caches {int(value) - 1}, PostgreSQL has {stored[name, 0]}"
                 found.append(Finding("cache", name, text))
         return found
+
+
+class StallingViewsScenario(ViewsScenario):
+    """With flushers that pause between two statements, for longer than a lease."""
+
+    def _stalls(self) -> Sequence[FaultKind]:
+        return stall_kinds(self.postgres, (), FLUSHERS, lasts_max_s=2 * FAULT_MAX_S)
 
 
 def _id_of(hit: Hit | str) -> str:

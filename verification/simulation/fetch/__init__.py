@@ -1,5 +1,5 @@
 """The room `fetch` in the simulation: sellers' hosts, models of its statements, processes."""
 
-from verification.simulation.fetch.scenario import FetchScenario
+from verification.simulation.fetch.scenario import FetchScenario, StallingFetchScenario
 
-__all__ = ["FetchScenario"]
+__all__ = ["FetchScenario", "StallingFetchScenario"]

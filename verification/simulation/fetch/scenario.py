@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
@@ -27,14 +28,14 @@ from headrace.jobs import JobsConfig, Registry
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.service import Jobs
 from headrace.kernel.errors import HeadraceError
-from verification.simulation.faults import Fault, FaultKind, process_kinds
+from verification.simulation.faults import Fault, FaultKind, process_kinds, stall_kinds
 from verification.simulation.fetch.client import SimulatedPycurl, simulated_aiodns
 from verification.simulation.fetch.ledger import FetchLedger
 from verification.simulation.fetch.model import add_fetch
 from verification.simulation.fetch.sellers import MOODS, Sellers
 from verification.simulation.jobs.checks import JobsChecks
 from verification.simulation.jobs.model import add_jobs
-from verification.simulation.jobs.slots import SimulatedAgent
+from verification.simulation.jobs.slots import HOST_FACTS, SimulatedAgent
 from verification.simulation.loop import CURRENT
 from verification.simulation.media_model import SLOW_MAX_S, SimulatedBlobs, StoreModel
 from verification.simulation.postgres import PostgresModel
@@ -84,6 +85,7 @@ class FetchScenario:
             {
                 (curl, "pycurl"): SimulatedPycurl(self.sellers),
                 (dns, "aiodns"): simulated_aiodns(self.sellers),
+                **HOST_FACTS,
             }
         )
 
@@ -95,6 +97,7 @@ class FetchScenario:
         clients = [f"client-{name}" for name in CUSTOMERS]
         kinds = process_kinds([*AGENTS, *slots, *SCHEDULERS, *clients], lasts_max_s=LASTS_MAX_S)
         kinds += [
+            *self._stalls(slots),
             FaultKind("kill", lambda world, fault: world.kill(fault.target), slots, 0.0, 3.0),
             FaultKind("stop", self._stop, AGENTS),
             FaultKind("crash", self._crash, ["postgres"], 0.0, 0.5),
@@ -108,6 +111,9 @@ class FetchScenario:
         hosts, lasts_s = list(self.sellers.hosts), 2 * LASTS_MAX_S
         kinds += [FaultKind(f"host_{mood}", self._mood, hosts, lasts_s, 0.7) for mood in MOODS]
         return [self._noted(kind) for kind in kinds]
+
+    def _stalls(self, _slots: Sequence[str]) -> Sequence[FaultKind]:
+        return ()
 
     def _noted(self, kind: FaultKind) -> FaultKind:
         """The same kind, which records the begin of its faults."""
@@ -322,6 +328,15 @@ class FetchScenario:
             self.ledger.check_items(customer, states)
         self._folder.cleanup()
         return [*self.ledger.findings(), *self.jobs_checks.seen()]
+
+
+class StallingFetchScenario(FetchScenario):
+    """With hosts that freeze whole, and processes that pause between two statements."""
+
+    def _stalls(self, slots: Sequence[str]) -> Sequence[FaultKind]:
+        processes = [*AGENTS, *slots, *SCHEDULERS]
+        pause, freeze = stall_kinds(self.model, AGENTS, processes, lasts_max_s=LASTS_MAX_S)
+        return [replace(freeze, weight=1.0), replace(pause, weight=2.0)]
 
 
 def _configs(chance: random.Random) -> tuple[FetchConfig, JobsConfig]:

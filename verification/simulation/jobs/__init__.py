@@ -4,6 +4,7 @@ from verification.simulation.jobs.scenario import (
     BusyJobsScenario,
     JobsScenario,
     LateStandbyScenario,
+    StallingJobsScenario,
 )
 
-__all__ = ["BusyJobsScenario", "JobsScenario", "LateStandbyScenario"]
+__all__ = ["BusyJobsScenario", "JobsScenario", "LateStandbyScenario", "StallingJobsScenario"]

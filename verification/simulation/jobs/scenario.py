@@ -32,10 +32,10 @@ from headrace.jobs.model import NewGroup
 from headrace.jobs.service import Jobs
 from headrace.jobs.worker import Worker
 from headrace.kernel.errors import HeadraceError
-from verification.simulation.faults import Fault, FaultKind, process_kinds
+from verification.simulation.faults import Fault, FaultKind, process_kinds, stall_kinds
 from verification.simulation.jobs.checks import JobsChecks
 from verification.simulation.jobs.model import add_jobs
-from verification.simulation.jobs.slots import SimulatedAgent
+from verification.simulation.jobs.slots import HOST_FACTS, SimulatedAgent
 from verification.simulation.loop import CURRENT, Process
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
@@ -54,6 +54,10 @@ RATE: Final = (5, 10.0)
 CONCURRENCY: Final = 2
 CAPPED_SLOTS: Final = 2
 OUTCOMES: Final = ("done",) * 12 + ("raise", "fail", "snooze", "cancel", "enqueue", "progress")
+CALLS: Final = (
+    *("one", "many", "rated", "counted", "group", "unique", "chain", "capped", "batch", "open"),
+    *("cancel", "flood", "flood"),
+)
 
 
 class JobsScenario:
@@ -61,6 +65,7 @@ class JobsScenario:
 
     quiet_s = 60.0
     """Mean time between two bursts of a client."""
+    calls: Sequence[str] = CALLS
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -77,6 +82,7 @@ class JobsScenario:
         self._stops: dict[str, asyncio.Event] = {}
         self._is_quiet = False
         _add_tasks(self.registry, self)
+        world.replaced.update(HOST_FACTS)
         world.on_death(lambda process: self.checks.forget_process(process.name))
 
     # Faults
@@ -96,7 +102,11 @@ class JobsScenario:
             FaultKind("crash", self._crash, ["postgres"], 0.0, 0.5),
             FaultKind("freeze", lambda world, _: world.pause("postgres"), ["postgres"], 40.0, 0.5),
             FaultKind("failover", self._fail_over, ["postgres"], 0.0, 0.25),
+            *self._stalls(agents, schedulers),
         ]
+
+    def _stalls(self, _agents: Sequence[str], _schedulers: Sequence[str]) -> Sequence[FaultKind]:
+        return ()
 
     def _stop(self, world: World, fault: Fault) -> None:
         """SIGTERM: a host ends in an orderly way and is started again."""
@@ -173,23 +183,7 @@ class JobsScenario:
 
     async def _call_once(self, jobs: Jobs, chance: random.Random) -> None:
         record = self.world.recorder
-        kind = chance.choice(
-            (
-                "one",
-                "many",
-                "rated",
-                "counted",
-                "group",
-                "unique",
-                "chain",
-                "capped",
-                "batch",
-                "open",
-                "cancel",
-                "flood",
-                "flood",
-            )
-        )
+        kind = chance.choice(self.calls)
         count = chance.randint(1, 8)
         if kind == "one":
             new = [_job(chance, "plain", after_s=chance.choice((None, 3.0, 90.0)))]
@@ -213,6 +207,10 @@ class JobsScenario:
             # Quick jobs: claims carry acks.
             quick = {"do": "done", "s": 0.02}
             new = [NewJob(queue="plain", payload=quick) for _ in range(10 * count)]
+        elif kind == "flood_batch":
+            # Quick batches are prefetched.
+            quick = {"do": "done", "s": 0.005}
+            new = [NewJob(queue="batch", payload=quick) for _ in range(10 * count)]
         else:
             queue = "plain" if kind == "many" else kind
             new = [_job(chance, queue, priority=chance.randint(3, 6)) for _ in range(count)]
@@ -260,6 +258,10 @@ class JobsScenario:
                 case "enqueue":
                     await self._enqueue_more()
 
+    def batch_s(self, _payloads: Sequence[dict[str, Any]]) -> float:
+        """How long the handler of a batch runs."""
+        return 0.2
+
     async def _enqueue_more(self) -> None:
         """A handler enqueues a job."""
         with self.world.recorder.asking("enqueue") as asked:
@@ -291,6 +293,20 @@ class BusyJobsScenario(JobsScenario):
     """With clients that hardly pause: more happens at the same time, at more cost per hour."""
 
     quiet_s = 5.0
+
+
+class StallingJobsScenario(JobsScenario):
+    """With hosts that freeze whole, processes that pause between two statements, quick batches."""
+
+    calls = (*CALLS, "flood_batch")
+
+    def batch_s(self, payloads: Sequence[dict[str, Any]]) -> float:
+        """As long as its longest job."""
+        return float(max(payload["s"] for payload in payloads))
+
+    def _stalls(self, agents: Sequence[str], schedulers: Sequence[str]) -> Sequence[FaultKind]:
+        processes = [*agents, "work", *schedulers, *schedulers]
+        return stall_kinds(self.model, agents, processes, lasts_max_s=LASTS_MAX_S)
 
 
 class LateStandbyScenario(JobsScenario):
@@ -346,7 +362,7 @@ def _add_tasks(registry: Registry, scenario: JobsScenario) -> None:
     @registry.task("batch", batch=5)
     async def batch(batch: Batch[dict[str, Any]]) -> None:
         with checks.running_batch("batch", batch):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(scenario.batch_s(batch.payloads))
             if any(payload.get("do") == "fail" for payload in batch.payloads):
                 raise RuntimeError("a job of the batch fails")
 

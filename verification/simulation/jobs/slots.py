@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from headrace.engines.postgres import Postgres
+from headrace.jobs.agent import capacity
 from headrace.jobs.agent.agent import _return_leases
 from headrace.jobs.agent.host_lock import KILL_AFTER_S, HostLock, LockRecord
 from headrace.jobs.agent.host_loop import HostLoop
@@ -40,6 +41,8 @@ SOCKET_S: Final = 0.0001
 EXIT_S: Final = 0.001
 """From the death of a process to the signal of its pidfd."""
 LOCK_POLL_S: Final = 0.1
+HOST_FACTS: Final = {(capacity, "cores"): lambda: 2}
+"""In place of the control groups of the real machine, which a seed does not fix."""
 OpenJobs = Callable[[], tuple[SimulatedPostgres, Jobs]]
 """The service of a new process."""
 
