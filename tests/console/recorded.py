@@ -31,9 +31,9 @@ JOBS = Query(
     "",
     "INSERT INTO headrace.queue_minute (queue, minute, done, failed, retried, lost, calls, run_s,"
     " wait_s, wait_max_s, slot_s, claimed, ready) SELECT q.id, to_timestamp(m.at), m.done,"
-    " m.failed, m.failed, 0, m.done, 3, 1, 2, 60, m.done, m.ready"
+    " m.failed, m.failed, m.lost, m.done, 3, 1, 2, 60, m.done, m.ready"
     " FROM jsonb_to_recordset($1::jsonb)"
-    " AS m(queue text, at float8, done bigint, failed bigint, ready integer)"
+    " AS m(queue text, at float8, done bigint, failed bigint, lost bigint, ready integer)"
     " JOIN headrace.queue q ON q.name = m.queue ON CONFLICT DO NOTHING",
     ("rows",),
 )
@@ -70,7 +70,14 @@ async def record(postgres: Postgres, *, minutes: int) -> None:
             failed = round(done * (0.2 if is_bad and place == 1 else 0.004))
             waiting = round(wave * (90 if is_bad else 10) * place)
             jobs.append(
-                {"queue": queue, "at": at, "done": done, "failed": failed, "ready": waiting}
+                {
+                    "queue": queue,
+                    "at": at,
+                    "done": done,
+                    "failed": failed,
+                    "lost": 4 if is_bad and place == 0 else 0,
+                    "ready": waiting,
+                }
             )
     await postgres.run(INSERT, rows=json.dumps(rows))
     await postgres.value(HOURS)

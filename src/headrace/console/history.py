@@ -216,8 +216,10 @@ OF_JOBS: Final = ("overview", "jobs")
 """The rooms with charts of queues."""
 OF_CACHES: Final = ("media_blocks", "media_reads")
 ENDS: Final = (
-    ("done", ""), ("failed", "bad"), ("cancelled", "muted"), ("retried", "warn"), ("lost", ""),
+    ("done", "done", ""), ("failed", "failed", "bad"), ("cancelled", "cancelled", "muted"),
+    ("retried", "retried", "warn"), ("lost", "cut off, run again", ""),
 )  # fmt: skip
+"""Counts of a step, with the label and tone of their lines."""
 
 
 class _Loader:
@@ -332,7 +334,8 @@ class _Loader:
             return Line(label, [_digits((value or 0.0) * by) for value, by in scaled], tone)
 
         ends = [
-            rate(name, tone, ((step, getattr(step, name)) for step in steps)) for name, tone in ENDS
+            rate(label, tone, ((step, getattr(step, name)) for step in steps))
+            for name, label, tone in ENDS
         ]
         shown = [one for index, one in enumerate(ends) if index < 2 or any(one.values)]
         queues = defaultdict[str, list[QueueStep]](list)
