@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from headrace.console.history import largest_queues
+from headrace.console.chart_lines import COLORS, LINES_MAX, colors_of, largest_queues
 from headrace.console.rendering import FILTERS
 from headrace.console.screens import ROOMS, health, health_rooms
 from headrace.console.screens.fetch import TONES, WORDS
@@ -154,6 +154,21 @@ def test_a_chart_of_queues_names_those_with_the_largest_sums():
     assert [one.label for one in named] == [f"q{n}" for n in range(9, 1, -1)]
     assert (others.label, others.values) == ("other queues", [1, 3])
     assert [one.label for one in largest_queues(lines[:2])] == ["q1"]
+
+
+def test_a_queue_has_one_color_on_a_page_and_no_other_queue_of_its_charts_has_it():
+    names = [f"bazaar.q{n}" for n in range(40)]
+    for first in range(0, 30, 3):
+        charts = [names[first : first + LINES_MAX], names[first + 2 : first + 2 + LINES_MAX]]
+        colors = colors_of([[*chart, "other queues"] for chart in charts])
+        assert all(len({colors[name] for name in chart}) == LINES_MAX for chart in charts)
+        assert set(colors.values()) <= set(range(1, COLORS + 1))
+        # The sizes of queues, which order the lines, do not matter.
+        assert colors_of([list(reversed(chart)) for chart in reversed(charts)]) == colors
+    alone = {name: colors_of([[name]])[name] for name in names}
+    assert len(set(alone.values())) == COLORS
+    pair = next([a, b] for a in names for b in names if alone[a] != alone[b])
+    assert colors_of([pair]) == {name: alone[name] for name in pair}, "the same beside others"
 
 
 def test_growth_is_that_of_ten_minutes():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
+import math
 import os
 import re
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+from operator import mul
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +25,7 @@ from headrace.console.stored import newest_minute, read_minute
 from headrace.console.views import Rates
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.sql import Query
+from headrace.jobs.store import fleet as fleet_store
 
 ROOMS = {
     "/console": ("jobs-ended", "http_time-line"),
@@ -30,6 +35,14 @@ ROOMS = {
     "/console/feed": ("feed_pages-stack", "feed_page_time-heat"),
     "/console/media": ("media_requests-stack", "media_ttfb-line"),
 }
+COLORS_OF_CHARTS = """() => [1, 2, 3, 4, 5, 6, 7, 8].map((place) => {
+  const probe = document.createElement("i");
+  probe.style.color = `var(--chart-${place})`;
+  document.body.append(probe);
+  const color = getComputedStyle(probe).color;
+  probe.remove();
+  return color;
+})"""
 PICTURES = "HISTORY_PICTURES"
 """Environment variable with a folder: then every board is also written there as a picture."""
 
@@ -74,6 +87,20 @@ def open_tab(chromium, site):
                 yield screen
 
     return opened
+
+
+def lab_of(*rgb):
+    """A color as CIE Lab, where equal distances look equally different."""
+    linear = [
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4
+        for v in (part / 255 for part in rgb)
+    ]
+    rows = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8728))
+    x, y, z = (
+        t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116
+        for t in (sum(map(mul, row, linear)) for row in rows)
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 async def drawn(screen, name):
@@ -168,6 +195,57 @@ async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
         text = await events.inner_text()
         assert "outage: valkey did not answer" in text
         assert "deploy: api started on alpha, version 0.2.0" in text
+
+
+def marks_of(text):
+    """The marks of a board by kind, and the text of the legend of marks."""
+    [document] = re.findall(r'<span data-live="board:marks" hidden>(.*?)</span>', text)
+    legend = re.search(r'<p class="marks-legend">(.*?)</p>', text, re.DOTALL)
+    words = re.sub(r"<[^>]+>", " ", legend[1]) if legend else ""
+    return {mark["kind"] for mark in json.loads(html.unescape(document))}, " ".join(words.split())
+
+
+async def test_a_board_is_shaded_by_alerts_of_its_own_room_and_names_its_marks(site):
+    app, _ = site
+    postgres = app.engines.postgres
+    for subject in ("billing", "fetch.item"):
+        await fleet_store.raise_alert(postgres, "oldest_waits", subject, "its oldest job waits")
+        await fleet_store.clear_alert(postgres, "oldest_waits", subject)
+    kinds, legends = {}, {}
+    async with visiting(*site) as visitor:
+        for room in ("jobs", "fetch", "views", "media"):
+            # An address that no other test reads: boards are kept for a minute.
+            answer = await visitor.get(f"/console/{room}?range=7d")
+            kinds[room], legends[room] = marks_of(answer.text)
+        before = datetime.now(UTC) - timedelta(days=3)
+        span = {"from": f"{before:%Y-%m-%dT%H:%M}Z", "to": f"{before:%Y-%m-%dT}23:59Z"}
+        empty = await visitor.get("/console/views", params=span)
+    assert {room for room, found in kinds.items() if "alert" in found} == {"jobs", "fetch"}
+    assert all("outage" in found for found in kinds.values()), "an engine concerns every room"
+    assert "Shaded: time of outage or alert" in legends["jobs"]
+    assert legends["media"].endswith("Shaded: time of outage")
+    assert legends["media"].startswith("Marks in the charts: outage")
+    assert marks_of(empty.text) == (set(), "")
+
+
+async def test_jobs_that_a_dead_worker_cut_off_are_not_called_lost(open_tab):
+    async with open_tab() as screen:
+        await screen.open("/console/jobs")
+        await drawn(screen, "jobs-ended")
+        legend = await screen.text("[data-chart='jobs-ended'] .u-legend")
+        assert "cut off, run again" in legend
+        assert "lost" not in legend
+
+
+async def test_colors_of_charts_differ(open_tab):
+    """In each theme, no two colors of lines are as near as two teals."""
+    for scheme in ("light", "dark"):
+        async with open_tab(scheme=scheme) as screen:
+            await screen.open("/console/jobs")
+            colors = await screen.page.evaluate(COLORS_OF_CHARTS)
+            labs = [lab_of(*map(float, re.findall(r"[\d.]+", one)[:3])) for one in colors]
+            for one, other in combinations(labs, 2):
+                assert math.dist(one, other) > 20, (scheme, colors)
 
 
 async def test_charts_by_host_and_without_scripts(open_tab):

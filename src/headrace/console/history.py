@@ -11,7 +11,6 @@ each until the next minute is recorded.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
+from headrace.console.chart_lines import busiest, colors_of, grouped, largest_queues
 from headrace.console.model import QueryInvalid
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
+from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import Decision, QueueStep
-from headrace.kernel.config import parse_duration_s
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
 
@@ -32,10 +32,17 @@ RECORDED_AFTER_S: Final = 15
 BOARDS_KEPT: Final = 128
 DECISIONS_READ: Final = 300
 MARKS_SHOWN: Final = 60
-LINES_MAX: Final = 8
-OTHERS: Final = "others"
-OTHER_QUEUES: Final = "other queues"
 MINUTE_S: Final = 60
+MARK_NAMES: Final = {
+    "start": "start",
+    "deploy": "deploy",
+    "restart": "restart",
+    "deaths": "process died",
+    "outage": "outage",
+    "alert": "alert",
+    "plan": "slot decision",
+}
+"""Kinds of marks, by their name in a legend."""
 STEPS_MIN: Final = 15
 """Steps that a range shows at least, also of a site that is younger."""
 
@@ -72,6 +79,18 @@ class Board:
     def ranges(self) -> Sequence[str]:
         """The ranges to choose from."""
         return tuple(RANGES)
+
+    @property
+    def legend(self) -> Sequence[tuple[str, str]]:
+        """Kinds of the marks in the charts, each with its name for people."""
+        found = {mark.kind for mark in self.marks}
+        return [(kind, text) for kind, text in MARK_NAMES.items() if kind in found]
+
+    @property
+    def shaded(self) -> Sequence[str]:
+        """Names of the kinds of which a mark lasted, so that its time is shaded."""
+        found = {mark.kind for mark in self.marks if mark.until_at is not None}
+        return [text for kind, text in MARK_NAMES.items() if kind in found]
 
     def marks_document(self) -> list[dict[str, Any]]:
         """The marks, as the page's script draws them."""
@@ -309,6 +328,7 @@ class _Loader:
                     text=f"{alert.subject}: {alert.text}",
                 )
                 for alert in alerts
+                if self._concerns(alert)
             ]
             if self._room in OF_JOBS:
                 found += plan_marks(span, decisions)
@@ -318,6 +338,12 @@ class _Loader:
             if mark.at < span.to_at and (mark.until_at or mark.at) >= span.from_at
         ]
         return sorted(inside, key=lambda mark: mark.at)[-MARKS_SHOWN:]
+
+    def _concerns(self, alert: Alert) -> bool:
+        """Whether a room has charts of queues, or the alert is of its own queue."""
+        is_of_host = alert.rule == HOST_RULE
+        is_own = not is_of_host and alert.subject.startswith(f"{self._room}.")
+        return self._room in OF_JOBS or is_own
 
     def _job_charts(self, steps: Sequence[QueueStep]) -> list[tuple[str, str, Chart]]:
         per_min = [MINUTE_S / seconds for seconds in self._elapsed_s()]
@@ -347,6 +373,11 @@ class _Loader:
         )
         waiting = largest_queues(
             line(queue, "", ((s, s.ready) for s in some)) for queue, some in queues.items()
+        )
+        colors = colors_of([[one.label for one in chart] for chart in (by_queue, waiting)])
+        by_queue, waiting = (
+            [replace(one, color=colors.get(one.label, 0)) for one in chart]
+            for chart in (by_queue, waiting)
         )
         ended = self._stack(shown, "jobs/min", "/jobs/jobs?state=failed|failed jobs")
         charts = [("jobs-ended", "Finished jobs", ended)]
@@ -390,7 +421,7 @@ class _Loader:
         whole = "highest" if found.kind == "peak" else "total"
         lines = [Line(whole if one.label == ALL else one.label, one.values) for one in found.lines]
         if self._by == "key":
-            lines = grouped(lines, spec)
+            lines = grouped(lines, spec.groups, spec.tones)
         if found.kind == "time" and self._by == "key":
             lines = lines[::-1]
         lines = [
@@ -407,49 +438,6 @@ class _Loader:
             brush=spec.brush if self._by == "key" else "",
             top=max(found.buckets.bounds_s, default=None) if found.buckets else None,
         )
-
-
-def grouped(lines: Sequence[Line], spec: Spec) -> list[Line]:
-    """Lines whose keys begin alike as one line, in the order of the groups."""
-    if not spec.groups:
-        return [
-            Line(one.label, one.values, spec.tones.get(one.label, ""))
-            for one in sorted(lines, key=_natural)
-        ]
-    joined: dict[str, list[Line]] = {label: [] for label in spec.groups.values()}
-    for one in lines:
-        label = next((label for key, label in spec.groups.items() if one.label.startswith(key)), "")
-        joined.setdefault(label or "other", []).append(one)
-    kept = {label: some for label, some in joined.items() if some}
-    return [summed(label, some, spec.tones.get(label, "")) for label, some in kept.items()]
-
-
-def summed(label: str, lines: Sequence[Line], tone: str = "") -> Line:
-    """The sum of lines; None where all are None."""
-    columns = zip(*(one.values for one in lines), strict=True)
-    values = [
-        None if all(value is None for value in column) else sum(value or 0 for value in column)
-        for column in columns
-    ]
-    return Line(label, values, tone)
-
-
-def busiest(lines: Sequence[Line]) -> list[Line]:
-    """Up to LINES_MAX lines; the smallest are one."""
-    if len(lines) <= LINES_MAX:
-        return list(lines)
-    by_size = sorted(lines, key=lambda one: -sum(value or 0 for value in one.values))
-    kept = by_size[: LINES_MAX - 1]
-    return [*(one for one in lines if one in kept), summed(OTHERS, by_size[LINES_MAX - 1 :])]
-
-
-def largest_queues(lines: Iterable[Line]) -> list[Line]:
-    """Up to LINES_MAX lines of queues with the largest sums; the others, with queue '', are one."""
-    some = [one for one in lines if any(one.values)]
-    some.sort(key=lambda one: (not one.label, -sum(value or 0 for value in one.values)))
-    named = [one for one in some if one.label][:LINES_MAX]
-    others = some[len(named) :]
-    return [*named, *([summed(OTHER_QUEUES, others)] if others else [])]
 
 
 def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
@@ -470,14 +458,6 @@ def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
         text = f"{pluralize(len(changes), 'slot decision')}: {', '.join(texts[:4]) or 'no change'}"
         found.append(BoardMark(at=changes[0].at, kind="plan", text=text))
     return found
-
-
-def _natural(line: Line) -> tuple[float, str]:
-    """Sorts classes such as `500ms` and `30s` by their time, before all other labels."""
-    try:
-        return parse_duration_s(line.label), line.label
-    except ValueError:
-        return math.inf, line.label
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

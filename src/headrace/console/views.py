@@ -426,6 +426,8 @@ class Line:
     label: str
     values: Sequence[float | None]
     tone: str = ""
+    color: int = 0
+    """Its color of the charts, from 1; 0 for that of its place."""
 
     @property
     def latest(self) -> float | None:
@@ -475,7 +477,7 @@ class Chart:
             **({"top": self.top} if self.top is not None else {}),
             **({"bounds": list(self.bounds_s), "counts": list(self.counts)} if self.counts else {}),
             "lines": [
-                {"label": line.label, "tone": line.tone, "values": list(line.values)}
+                {"label": line.label, "tone": line.tone, "color": line.color, "values": line.values}
                 for line in self.lines
             ],
         }

@@ -84,7 +84,7 @@ const headraceCharts = (() => {
 
   const strokeOf = (line, index) => {
     if (line.label in PERCENTILES) return colour(PERCENTILES[line.label]);
-    const place = line.label.startsWith("other") ? "--muted" : `--chart-${(index % COLOURS) + 1}`;
+    const place = line.label.startsWith("other") ? "--muted" : `--chart-${line.color || (index % COLOURS) + 1}`;
     return colour(TONES[line.tone] || place);
   };
   const series = (state, line, index) => {
@@ -298,7 +298,7 @@ const headraceCharts = (() => {
     const values = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${written(data)(latest(line.values))}`);
     plot.setAttribute("aria-label", [what, ...values].join("; "));
   };
-  const shapeOf = (data) => JSON.stringify([data.kind, data.lines.map((line) => [line.label, line.tone]), data.bounds, data.step, data.unit]);
+  const shapeOf = (data) => JSON.stringify([data.kind, data.lines.map((line) => [line.label, line.tone, line.color]), data.bounds, data.step, data.unit]);
 
   const draw = (figure) => {
     const source = figure.querySelector("[data-live]");
