@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -188,6 +189,21 @@ def test_a_mistake_is_answered_with_the_fix(folder, monkeypatch, capfd, mistake)
     finally:
         lock.release()
     require_answer(code, capfd.readouterr().err, mistake)
+
+
+def test_a_second_up_names_the_first_and_not_its_ports(folder, monkeypatch, capfd):
+    used = folder / "used"
+    (used / "run").mkdir(mode=0o700, parents=True)
+    lock = FolderLock(used)
+    lock.acquire()
+    with socket.create_server(("127.0.0.1", 0)) as api:
+        address = f"127.0.0.1:{api.getsockname()[1]}"
+        (used / "run" / "api-address").write_text(address)
+        monkeypatch.setenv("HEADRACE_WEB_LISTEN", address)
+        code = main(["up", "--data", "used"])
+    lock.release()
+    texts = (f"already runs in data folder {used}", f"process {os.getpid()}", f"{address}/console")
+    require_answer(code, capfd.readouterr().err, Mistake("up", "engines.folder_in_use", texts))
 
 
 STORED = [

@@ -112,12 +112,20 @@ def address_noted(folder: Path, listen: str) -> Iterator[None]:
                 path.unlink()
 
 
+def noted_address(folder: Path) -> str:
+    """The address of the API that runs with this data folder; empty if it stored none."""
+    try:
+        return (folder / ADDRESS_FILE).read_text()
+    except OSError:
+        return ""
+
+
 async def running_api(app: App) -> str:
     """The address of a running API of this data folder. Raises: ApiNotRunning."""
     host, port = app.config.section(WebConfig).listen
     found = [f"{host}:{port}"] if port else []
-    with contextlib.suppress(OSError):
-        found.insert(0, await asyncio.to_thread((app.data_folder / ADDRESS_FILE).read_text))
+    if noted := await asyncio.to_thread(noted_address, app.data_folder):
+        found.insert(0, noted)
     for listen in found:
         if await _answers(listen):
             return listen

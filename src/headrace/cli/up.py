@@ -8,6 +8,7 @@ addresses, and leaves no process behind when it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shlex
@@ -22,12 +23,26 @@ import click
 
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.backup import ArchiveKeeper
-from headrace.cli.console import base_url, link_at, make_code, open_browser, opens_browser
+from headrace.cli.console import (
+    base_url,
+    link_at,
+    make_code,
+    noted_address,
+    open_browser,
+    opens_browser,
+)
 from headrace.cli.extras import require_libraries
 from headrace.cli.roles import APP_ARGUMENT, headrace_command
 from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.data_folder import RECOVERED_FILE, require_owner
+from headrace.engines.embedded.data_folder import (
+    RECOVERED_FILE,
+    FolderInUse,
+    FolderUnusable,
+    holder_pid,
+    is_locked,
+    require_owner,
+)
 from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
@@ -64,6 +79,7 @@ def up(line: CommandLine, application: str | None, *, engines_only: bool) -> Non
     app = app_with_libraries(line, application, engines_only=engines_only)
     configure_logs("up", level="warning" if is_calm(line) else level_of(app))
     require_owner(app.data_folder)
+    require_own_start(app)
     asyncio.run(run_engines(line, app) if engines_only else run_up(line, app, application))
 
 
@@ -115,6 +131,20 @@ def log_file(data_folder: Path) -> Path:
     if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
         path.replace(path.with_suffix(".log.1"))
     return path
+
+
+def require_own_start(app: App) -> None:
+    """Refuse a folder where Headrace runs already, before its ports are. Raises: FolderInUse."""
+    folder = app.data_folder
+    # The start reports a folder that cannot be used.
+    with contextlib.suppress(FolderUnusable, OSError):
+        if app.uses_embedded and is_locked(folder):
+            process, address = f"process {holder_pid(folder)}", noted_address(folder)
+            console = f", console {base_url(address)}/console" if address else ""
+            raise FolderInUse(
+                f"Headrace already runs in data folder {folder} ({process}{console}): use it, stop"
+                " it, or choose another folder with --data FOLDER"
+            )
 
 
 async def run_engines(line: CommandLine, app: App) -> None:
