@@ -194,12 +194,7 @@ class Headrace:
         if not endpoints.postgres_url or not endpoints.valkey_url:
             from headrace.engines.embedded import running_endpoints
 
-            running = running_endpoints(self.data_folder)
-            endpoints = Endpoints(
-                postgres_url=endpoints.postgres_url or running.postgres_url,
-                valkey_url=endpoints.valkey_url or running.valkey_url,
-                blobs_url=endpoints.blobs_url,
-            )
+            endpoints = running_endpoints(self.data_folder, endpoints)
         return Engines.at(endpoints, self.config, self.blobs, is_slot=self._is_slot)
 
     @cached_property

@@ -162,7 +162,27 @@ def test_an_unreachable_server_is_named(folder, capfd, monkeypatch):
 
 def test_doctor_without_engines_prints_a_fix(folder, capfd):
     assert main(["doctor"]) == 7
-    assert "fix: run `headrace up`" in capfd.readouterr().out
+    reported = capfd.readouterr().out
+    assert "fix: start them with `headrace up`" in reported
+    assert reported.count("headrace up") == 1
+
+
+URLS = {"POSTGRES": "postgresql://me:hunter2@127.0.0.1:1/site", "VALKEY": "valkey://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(("given", "missing"), [("POSTGRES", "VALKEY"), ("VALKEY", "POSTGRES")])
+@pytest.mark.usefixtures("folder")
+def test_one_url_alone_is_named_with_the_missing_one(capfd, monkeypatch, given, missing):
+    monkeypatch.setenv(f"HEADRACE_{given}_URL", URLS[given])
+    fix = f"set {missing.lower()}.url (HEADRACE_{missing}_URL) too"
+    assert main(["queues", "ls"]) == 7
+    reported = capfd.readouterr().err
+    assert main(["doctor"]) == 7
+    for text in (reported, capfd.readouterr().out):
+        assert f"{given.lower()}.url (HEADRACE_{given}_URL) is {given.lower()}" in text
+        assert f"HEADRACE_{missing}_URL) is not set" in text
+        assert text.count(fix) == 1
+        assert "hunter2" not in text
 
 
 def test_a_missing_extra_is_named(folder, capfd, monkeypatch):

@@ -66,7 +66,6 @@ STORE_S: Final = 6.0
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
-UP_FIX: Final = "run `headrace up`"
 DIED_LATELY_S: Final = 300.0
 WEBHOOK_FAILURES_SEEN: Final = 5
 """Consecutive failures that are reported: about a minute and a half."""
@@ -112,8 +111,9 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         checks.append(Check("backup archive", lambda: check_archive(app)))
         found = await _run_checks(app, checks)
         is_restored = NOT_PROMOTED_FIX in [one.fix for one in found]
-        # Without a promotion `headrace up` refuses this folder.
-        text, fix = ("no engines run", NOT_PROMOTED_FIX) if is_restored else (error.text, UP_FIX)
+        text, _, fix = error.text.rpartition(": ")
+        if is_restored:  # Without a promotion `headrace up` refuses this folder.
+            text, fix = "no engines run", NOT_PROMOTED_FIX
         return [*findings, Finding("engines", "fail", text, fix), *found]
     except HeadraceError as error:
         return [*findings, Finding("engines", "fail", error.text)]

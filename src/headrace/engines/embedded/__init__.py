@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from headrace.engines.embedded.data_folder import (
     EngineMissing,
@@ -49,7 +50,7 @@ from headrace.engines.embedded.settings import (
     endpoints_of,
     read_machine,
 )
-from headrace.engines.endpoints import Endpoints
+from headrace.engines.endpoints import Endpoints, masked_url
 
 __all__ = [
     "EmbeddedEngines",
@@ -64,6 +65,7 @@ __all__ = [
     "WrongVersion",
     "running_endpoints",
 ]
+NO_ENDPOINTS: Final = Endpoints(postgres_url="", valkey_url="", blobs_url="")
 
 
 class EmbeddedEngines:
@@ -192,25 +194,26 @@ class EmbeddedEngines:
         return process.pid if process is not None and process.is_alive else None
 
 
-def running_endpoints(folder: Path) -> Endpoints:
-    """The endpoints, for this process, of engines that another process runs in `folder`.
+def running_endpoints(folder: Path, configured: Endpoints = NO_ENDPOINTS) -> Endpoints:
+    """The `configured` URLs; for missing ones those of engines that another process runs.
 
-    Raises: NotRunning, FolderUnusable.
+    They are for this process. Raises: NotRunning, FolderUnusable.
     """
     path = folder.expanduser().resolve()
     try:
-        return _running_endpoints(path)
+        running = _running_endpoints(path, configured)
     except PermissionError as error:
         raise not_readable(path, error) from error
+    return Endpoints(
+        postgres_url=configured.postgres_url or running.postgres_url,
+        valkey_url=configured.valkey_url or running.valkey_url,
+        blobs_url=configured.blobs_url or running.blobs_url,
+    )
 
 
-def _running_endpoints(path: Path) -> Endpoints:
+def _running_endpoints(path: Path, configured: Endpoints) -> Endpoints:
     if not is_locked(path):
-        raise NotRunning(
-            f"no engines run in data folder {path}: start them with `headrace up`, or name the"
-            " folder in which they run by `--data FOLDER` or `--config FILE`",
-            retry_after_s=5,
-        )
+        raise NotRunning(_not_running(path, configured), retry_after_s=5)
     run = path / "run"
     if not ((run / POSTGRES_SOCKET).exists() and (run / VALKEY_SOCKET).exists()):
         raise NotRunning(
@@ -219,3 +222,23 @@ def _running_endpoints(path: Path) -> Endpoints:
             retry_after_s=1,
         )
     return endpoints_of(path)
+
+
+def _not_running(path: Path, configured: Endpoints) -> str:
+    """Why no engine runs. Who set one URL alone may expect that it is enough."""
+    names = {
+        "PostgreSQL": ("postgres.url (HEADRACE_POSTGRES_URL)", configured.postgres_url),
+        "Valkey": ("valkey.url (HEADRACE_VALKEY_URL)", configured.valkey_url),
+    }
+    given = [f"{setting} is {masked_url(url)}" for setting, url in names.values() if url]
+    missing = [(engine, setting) for engine, (setting, url) in names.items() if not url]
+    if not given:
+        return (
+            f"no engines run in data folder {path}: start them with `headrace up`, or name the"
+            " folder in which they run by `--data FOLDER` or `--config FILE`"
+        )
+    [(engine, setting)] = missing
+    return (
+        f"{given[0]}, {setting} is not set, and no {engine} runs in data folder {path}: set"
+        f" {setting} too, or start the embedded {engine} with `headrace up`"
+    )
