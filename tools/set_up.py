@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import venv
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -76,29 +77,41 @@ def install(python: Path, lock: Path, progress: Progress) -> None:
     """Install the packages of a lock file and this project; exits with pip's output on failure."""
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
     packages = count_packages(lock)
-    commands = [
-        [*pip, "--progress-bar", "off", "--require-hashes", "-r", lock],
-        [*pip, "--no-deps", "--no-build-isolation", "--editable", "."],
-    ]
     progress.set(f"Downloading: 0 of {packages} packages of {lock.name} ...")
-    seen = 0
-    for command in commands:
-        lines = []
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as running:
-            assert running.stdout is not None
-            for line in running.stdout:
-                lines.append(line)
-                seen += line.startswith(SEEN)
-                if line.startswith("Installing collected"):
-                    progress.set(f"Unpacking {packages} packages ...")
-                elif seen <= packages:
-                    progress.set(f"Downloading: {seen} of {packages} packages of {lock.name} ...")
-        if running.returncode:
-            progress.end("Set-up failed:")
-            sys.exit("".join(lines))
+    seen, is_unpacking = 0, False
+
+    def show(line: str) -> None:
+        nonlocal seen, is_unpacking
+        seen += line.startswith(SEEN)
+        is_unpacking |= line.startswith("Installing collected")
+        if is_unpacking:
+            progress.set(f"Unpacking {packages} packages ...")
+        else:
+            text = f"{min(seen, packages)} of {packages} packages of {lock.name}"
+            progress.set(f"Downloading: {text} ...")
+
+    run([*pip, "--progress-bar", "off", "--require-hashes", "-r", lock], progress, show)
+    progress.set("Installing Headrace from this folder ...")
+    run([*pip, "--no-deps", "--no-build-isolation", "--editable", "."], progress)
     progress.end(f"Set-up ended after {progress.took_s:.0f} s: {packages} packages")
+
+
+def run(
+    command: Sequence[str | Path], progress: Progress, show: Callable[[str], None] | None = None
+) -> None:
+    """Run a command of pip and `show` its lines; exit with all of them if it fails."""
+    lines = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            lines.append(line)
+            if show is not None:
+                show(line)
+    if running.returncode:
+        progress.end("Set-up failed:")
+        sys.exit("".join(lines))
 
 
 def main() -> None:

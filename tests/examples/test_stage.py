@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pty
 import select
@@ -151,6 +152,32 @@ async def test_a_slow_set_up_prints_its_progress(tmp_path, monkeypatch, capsys):
     go.touch()
     await installing
     assert capsys.readouterr().out.splitlines()[-1].startswith("Set-up ended after")
+
+
+PIP = """#!/bin/sh
+case "$*" in
+*--editable*) echo "Obtaining file:///here"; echo "Installing collected packages: headrace";;
+*)
+  printf '%s\\n' "Collecting one" "Collecting two" "  Downloading two.whl"
+  echo "Installing collected packages: one, two"
+  echo "Successfully installed one two";;
+esac
+"""
+
+
+def test_the_set_up_names_its_steps_in_order(tmp_path, monkeypatch):
+    python, lock = tmp_path / "python", tmp_path / "some.lock"
+    python.write_text(PIP)
+    python.chmod(0o755)
+    lock.write_text("one==1\ntwo==2\n")
+    progress, steps = set_up.Progress("Creating ..."), []
+    monkeypatch.setattr(progress, "set", steps.append)
+    set_up.install(python, lock, progress)
+    assert [step for step, _ in itertools.groupby(steps)] == [
+        *(f"Downloading: {count} of 2 packages of some.lock ..." for count in range(3)),
+        "Unpacking 2 packages ...",
+        "Installing Headrace from this folder ...",
+    ]
 
 
 async def test_a_port_that_was_taken_meanwhile_is_replaced(stage):
