@@ -330,6 +330,7 @@ async def run_command(jobs, *words):
         run=lambda _kind, verb, **_: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(60),
         show=lambda value, text: shown.append((plain(value), text)),
         progress=lambda text, *_: shown.append((None, text)),
+        note=lambda _: None,
     )
     command = next(one for one in cli.COMMANDS if one.name == words[0])
     ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)

@@ -212,6 +212,10 @@ app = Headrace()
 
 @app.task("photos", version=2, upgrade={1: lambda old: old})
 async def show(n: int) -> None: ...
+
+
+@app.task("mail", limiter="smtp")
+async def send(n: int) -> None: ...
 """
 
 
@@ -234,13 +238,30 @@ async def test_the_command_checks_a_payload_by_the_application_that_it_names(
     assert code == 0, printed.err
     code, printed = await run("add", "photos", '{"n": "x"}', *app)
     assert code == InvalidJob.exit_code
-    assert "/0/payload/n: queue 'photos': expected int, got str 'x'" in printed.err
+    assert "enqueued: /payload/n: queue 'photos': expected int, got str 'x'" in printed.err
+    assert "/0/" not in printed.err
+    code, printed = await run("add", "mail", '{"n": 1}', *app)
+    assert code == InvalidJob.exit_code
+    assert "enqueued: /lane: queue 'mail' has limiter 'smtp'" in printed.err
+    assert "--lane NAME" in printed.err
     [row] = await sql("SELECT id, version FROM headrace.job_ready")
     assert row["version"] == 2, "without --version the job has the version of the task"
     code, printed = await run("edit", str(row["id"]), "--payload", '{"n": "x"}', *app)
     assert code == InvalidJob.exit_code
     assert "expected int, got str 'x'" in printed.err
-    assert (await run("add", "photos", '{"n": "x"}'))[0] == 0, "no code, no check"
+    code, printed = await run("add", "photos", '{"n": "x"}')
+    assert (code, printed.err) == (0, ""), "no code, no check"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for words, note in (
+        (("add", "photos", "{}"), "headrace: the payload was not checked: --app MODULE:APP"),
+        (("add", "photos", "{}", "--json"), ""),
+        (("add", "photos", '{"n": 1}', *app), ""),
+        (("edit", str(row["id"]), "--priority", "3"), ""),
+    ):
+        code, printed = await run(*words)
+        assert code == 0, printed.err
+        assert printed.err.startswith(note), words
+        assert bool(printed.err) == bool(note), words
 
 
 async def test_ids_and_names_that_were_never_given(jobs):

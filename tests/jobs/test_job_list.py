@@ -12,10 +12,28 @@ import pytest
 from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import Jobs, NewJob, Registry, store
+from headrace.jobs.cli.jobs import first_line
 from headrace.jobs.errors import InvalidFilter, InvalidJob, LimiterInUse, QueueInUse
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (None, ""),
+        ("cannot store a\n  more", "cannot store a"),
+        ("x" * 100, "x" * 80 + " ..."),
+        (
+            "the payload does not fit the task: the field `text` is missing; its handler takes: a",
+            "the payload does not fit the task: the field `text` is missing ...",
+        ),
+        ("one of many words " * 9, "one of many words " * 4 + "one of ..."),
+    ],
+)
+def test_a_long_error_ends_after_a_clause_or_a_word(error, shown):
+    assert first_line(error) == shown
 
 
 @pytest.fixture

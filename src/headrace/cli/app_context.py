@@ -121,7 +121,8 @@ def load_app(name: str) -> App:
         )
     if not module_name or not attribute:
         raise AppNotFound(
-            f"{name!r} is not an application: use module:attribute, such as shop.site:app"
+            f"{name!r} is not an application: use module:attribute, such as"
+            f" {module_name or 'shop.site'}:{attribute or 'app'}"
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -300,6 +301,11 @@ class CommandLine:
         assert not isinstance(value, (list, tuple, NoneType)), "use listing() for lists"
         document = msgspec.json.encode(value, enc_hook=str)
         print((msgspec.json.format(document) if sys.stdout.isatty() else document).decode())
+
+    def note(self, text: str) -> None:
+        """Print a remark on standard error if that is a terminal, and not with `--json`."""
+        if not self.is_json and sys.stderr.isatty():
+            print(f"headrace: {text}", file=sys.stderr)
 
     def progress(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Show progress on standard error, unless with `--json`."""

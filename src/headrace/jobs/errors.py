@@ -48,9 +48,10 @@ class LaneUnknown(NotFound):
 
     code = "jobs.lane_unknown"
 
-    def __init__(self, limiter: str, lane: str) -> None:
+    def __init__(self, limiter: str, lane: str, limiters: Sequence[str] = ()) -> None:
+        meant = "" if limiter in limiters else did_you_mean(limiter, limiters, "limiter ")
         super().__init__(
-            f"lane {lane[:160]!r} of limiter {limiter[:160]!r} does not exist: set it with"
+            f"lane {lane[:160]!r} of limiter {limiter[:160]!r} does not exist{meant}: set it with"
             f" `headrace lanes set`, or enqueue a job into it"
         )
 

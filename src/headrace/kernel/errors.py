@@ -39,10 +39,13 @@ def describe_value(value: object) -> str:
     return repr(str(value)[:40])
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`, did you mean X?` with the known name closest to `name`, or an empty text."""
+def did_you_mean(name: str, known: Iterable[str], kind: str = "") -> str:
+    """`, did you mean X?` with the known name closest to `name`, or an empty text.
+
+    `kind`, such as `limiter `, precedes the name.
+    """
     near = difflib.get_close_matches(name[:80], list(known), n=1)
-    return f", did you mean {near[0]}?" if near else ""
+    return f", did you mean {kind}{near[0]}?" if near else ""
 
 
 def mismatch(expected: str, value: object) -> str:

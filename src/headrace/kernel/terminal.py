@@ -56,6 +56,10 @@ class Terminal(Protocol):
         """
         ...
 
+    def note(self, text: str) -> None:
+        """Print a remark on standard error if that is a terminal, and not with `--json`."""
+        ...
+
     def progress(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Replace the progress on standard error: a bar on a terminal, else a line at times."""
         ...

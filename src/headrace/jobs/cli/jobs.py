@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import click
 import msgspec
 
-from headrace.jobs.errors import InvalidFilter, InvalidJob, InvalidTake
+from headrace.jobs.errors import InvalidFilter, InvalidJob, InvalidTake, PayloadTooLarge
 from headrace.jobs.model import (
     BulkDone,
     Job,
@@ -20,7 +21,7 @@ from headrace.jobs.model import (
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import CHANGEABLE, LISTED
 from headrace.kernel.config import parse_duration_s, parse_instant, parse_moment
-from headrace.kernel.errors import InvalidInput
+from headrace.kernel.errors import FieldProblem, HeadraceError, InvalidInput
 from headrace.kernel.terminal import (
     CommandGroup,
     Lines,
@@ -64,6 +65,9 @@ APP: Final = click.option(
     help="Check the payload by the handler of this application.",
 )
 
+LINE_MAX: Final = 80
+UNCHECKED: Final = "the payload was not checked: --app MODULE:APP checks it"
+
 
 @click.group("jobs", cls=CommandGroup)
 def jobs() -> None:
@@ -97,8 +101,21 @@ def add(terminal: Terminal, /, *, application: str | None, **options: Any) -> No
             options["version"] = 1 if task is None else task.version
         return await jobs.enqueue(NewJob(**options))
 
-    job_id = terminal.run(Jobs, enqueue, application=application)
+    try:
+        job_id = terminal.run(Jobs, enqueue, application=application)
+    except (InvalidJob, PayloadTooLarge) as error:
+        raise of_one_job(error) from error
     terminal.show({"id": job_id}, f"job {job_id}")
+    if application is None:
+        terminal.note(UNCHECKED)
+
+
+def of_one_job(error: InvalidJob | PayloadTooLarge) -> HeadraceError:
+    """The error with places in the only job: `/lane` instead of `/0/lane`."""
+    problems = tuple(
+        FieldProblem(one.pointer.removeprefix("/0"), one.code, one.text) for one in error.problems
+    )
+    return type(error)(re.sub(r"(^|[ ;])/0/", r"\1/", error.text), problems=problems)
 
 
 @jobs.command("show", short_help="Show a job.")
@@ -163,6 +180,8 @@ def edit(terminal: Terminal, /, job_id: int, *, application: str | None, **optio
     """Change waiting job JOB_ID; omitted values stay as they are."""
     terminal.run(Jobs, lambda jobs: jobs.edit(job_id, **options), application=application)
     terminal.show({"id": job_id}, f"job {job_id} is changed")
+    if application is None and options["payload"] is not msgspec.UNSET:
+        terminal.note(UNCHECKED)
 
 
 @jobs.command("retry", short_help="Retry a failed job.")
@@ -327,5 +346,10 @@ def describe_taken(taken: Taken) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """The first line of a text, shortened."""
-    return (text or "").partition("\n")[0][:80]
+    """The first line of a text; a long one ends after a clause or a word, with ` ...`."""
+    line = (text or "").partition("\n")[0]
+    if len(line) <= LINE_MAX:
+        return line
+    shown = line[:LINE_MAX]
+    clause = shown.rpartition("; ")[0]
+    return f"{clause or shown.rpartition(' ')[0] or shown} ..."

@@ -99,7 +99,7 @@ class Lanes:
         if is_storable(limiter) and is_storable(lane):
             found = await store.queues.find_lanes(self._postgres, limiter, lane=lane)
         if not found:
-            raise LaneUnknown(limiter, lane)
+            raise LaneUnknown(limiter, lane, [one.limiter for one in await self.limiters()])
         return found[0]
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:

@@ -295,7 +295,7 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
 def _lane_missing(queue: QueueRow) -> str:
     return (
         f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits only jobs with a lane:"
-        " give the job a lane, or declare the task with lane='optional'"
+        " give the job a lane (lane=NAME, --lane NAME), or declare the task with lane='optional'"
     )
 
 

@@ -467,10 +467,11 @@ def _undecodable(lease: LeaseRun, index: int, error: Exception) -> Outcome:
     """The outcome of a job whose payload its task cannot decode."""
     work = lease.work
     text = readable_text(error)
-    _log.warning("payload_invalid", queue=work.queue, job_id=work.ids[index], error=text)
     # In this very version it will never fit; an upgrade, or a type's own code, may succeed later.
     is_same_version = work.versions[index] == lease.task.version
     is_final = is_same_version and isinstance(error, msgspec.DecodeError)
+    if not is_final:  # The failure of the job is logged with the same text.
+        _log.warning("payload_invalid", queue=work.queue, job_id=work.ids[index], error=text)
     fields = lease.task.fields_text
     expected = "" if fields is None else f"; its handler takes: {fields}"
     return Outcome(
