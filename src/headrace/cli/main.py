@@ -20,7 +20,14 @@ import click
 from headrace.cli.app_context import App, CommandLine, discard_output
 from headrace.cli.examples import EXAMPLES, add_examples
 from headrace.cli.root import Root, suggestion, unknown_command
-from headrace.kernel.errors import ExtraMissing, Forbidden, HeadraceError, InvalidInput, installing
+from headrace.kernel.errors import (
+    ExtraMissing,
+    Forbidden,
+    HeadraceError,
+    InvalidInput,
+    did_you_mean,
+    installing,
+)
 
 ROOMS: Final = {
     "headrace.cli.up": "uvloop",
@@ -57,6 +64,8 @@ NAMES: Final = {
     "headrace.web.cli": ("tokens", "audit", "history"),
 }
 """Commands of each module, so a command line imports only the module that it needs."""
+
+GLOBAL_OPTIONS: Final = ("--json", "--config", "--data")
 
 
 class OptionWithoutValue(InvalidInput):
@@ -167,9 +176,12 @@ def wrong_usage(error: click.ClickException) -> WrongUsage:
         return WrongUsage(
             f"no such option {error.option_name}: for the version run `headrace --version`"
         )
+    text = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and not error.possibilities:
+        text += did_you_mean(error.option_name, GLOBAL_OPTIONS)
     example = EXAMPLES.get(" ".join(path.split()[1:]))
     shown = f" (example: {path} {example})" if example else ""
-    return WrongUsage(f"{error.format_message().rstrip('.')}: see `{path} --help`{shown}")
+    return WrongUsage(f"{text}: see `{path} --help`{shown}")
 
 
 def require_command(words: Sequence[str]) -> None:
@@ -202,7 +214,7 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
             if equals:
                 raise WrongUsage(f"{word}: --json takes no value: write --json")
             line.is_json = True
-        elif name in ("--config", "--data"):
+        elif name in GLOBAL_OPTIONS:
             given = value if equals else next(heads, "")
             if not given:
                 raise OptionWithoutValue(f"{name} needs a value, such as {name} path")
