@@ -72,11 +72,17 @@ def test_a_terminal_shows_a_few_lines_and_failures_and_the_file_everything(tmp_p
         assert adding.wait_exit() == 0, adding.err
         terminal.wait_for("cannot store a")
         terminal.wait_for("job_failed")
+        adding = HeadraceProcess(["jobs", "add", "notes", '{"txt": "a"}'], folder=tmp_path)
+        assert adding.wait_exit() == 0, adding.err
+        terminal.wait_for("does not fit the task")
     finally:
         status = terminal.stop()
     assert status == 0, terminal.shown
     assert "note: a" in terminal.shown
     assert '{"' not in terminal.shown
+    assert terminal.shown.count("does not fit the task") == 1, terminal.shown
+    assert "payload_invalid" not in terminal.shown
+    assert terminal.shown.rstrip().splitlines()[-1].endswith("Headrace has stopped")
     file = tmp_path / "headrace-data" / "logs" / "up.log"
     assert file.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -172,6 +172,7 @@ async def run_engines(line: CommandLine, app: App) -> None:
         line.show(answer, text)
         sys.stdout.flush()
         await supervisor.run()
+    show_end(line, "The engines have stopped")
 
 
 def embedded_of(app: App) -> EmbeddedEngines:
@@ -235,6 +236,16 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
         raise RoleRefused(
             f"role {watch.refused} cannot start: fix the error printed above and try again"
         )
+    show_end(line, "Headrace has stopped")
+
+
+def show_end(line: CommandLine, text: str) -> None:
+    """Print `text` after an orderly stop, over the `^C` of a terminal."""
+    if not line.is_json:
+        # Unbuffered: the terminal may be closed.
+        with contextlib.suppress(OSError):
+            over = "\r" if sys.stdout.isatty() else ""
+            os.write(sys.stdout.fileno(), f"{over}{text}\n".encode())
 
 
 LISTENERS: Final = (
