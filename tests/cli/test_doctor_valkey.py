@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tests.kit.stock_valkey import SERVERS, StockValkey, program_of
 
+from headrace import Headrace
 from headrace.cli import doctor_engines
 from headrace.cli.doctor import failed
 from headrace.cli.doctor_engines import check_valkey
@@ -56,7 +57,7 @@ async def test_a_missing_password_is_named(make):
     for call in (look, *(partial(one.command, "GET", "a") for one in shared)):
         with pytest.raises(ValkeyDown) as caught:
             await call()
-        finding = failed("valkey", caught.value)
+        finding = failed(Headrace(flags={"valkey.url": wrong}).config, "valkey", caught.value)
         assert "refuses the password" in finding.text
         assert "set user and password in valkey.url" in finding.text
         assert "headrace doctor" not in finding.text + finding.fix
