@@ -704,11 +704,13 @@ export type Index = { name: string; version: string; links: Record<string, strin
 
 export type ItemPhoto = { url: string; outcome: string; key?: string | null; sha256?: string | null; width?: number | null; height?: number | null; size_bytes?: number | null };
 
-export type Job = { id: number; state: JobState; queue?: string | null; priority?: number | null; run_at?: string | null; attempt?: number; losses?: number; lane?: string | null; unique?: string | null; group_id?: number | null; host?: string | null; lease_id?: number | null; ended_at?: string | null; error?: string | null; traceback?: string | null; payload?: unknown; result?: unknown; progress?: JobProgress | null; retries?: number | null; timeout_s?: number | null; expires_at?: string | null; chain?: string | null };
+export type Job = { id: number; state: JobState; queue?: string | null; priority?: number | null; run_at?: string | null; attempt?: number; losses?: number; lane?: string | null; unique?: string | null; group_id?: number | null; host?: string | null; lease_id?: number | null; ended_at?: string | null; error?: string | null; traceback?: string | null; payload?: unknown; result?: unknown; progress?: JobProgress | null; retries?: number | null; timeout_s?: number | null; expires_at?: string | null; chain?: string | null; failure?: JobFailure | null };
 
 export type JobAdded = { id: number };
 
 export type JobEdited = { payload?: unknown; priority?: number | null; at?: string | null; after_s?: number | null };
+
+export type JobFailure = { at: string; error: string };
 
 export type JobFilter = { queue?: string | null; state?: string | null; lane?: string | null; q?: string | null; older_than_s?: number | null; from_at?: string | null; to_at?: string | null; ids?: Array<number> | null };
 

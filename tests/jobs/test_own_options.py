@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tests.kit.waiting import wait_true
 
+from headrace.console.screens.jobs import moments_of
 from headrace.jobs import Batch, NewGroup, NewJob
+from headrace.jobs.cli.jobs import describe_job
 from headrace.jobs.errors import InvalidJob, JobNotWaiting
 from headrace.jobs.headers import OwnOptions, options_of, traceparent_of, with_options
 from headrace.kernel.logs import new_traceparent
@@ -148,6 +150,38 @@ async def test_jobs_of_a_chain_run_one_after_another(
     assert await sql("SELECT FROM headrace.job_chain") == []
     await jobs.retry(failing[0])
     assert (await jobs.job(failing[0])).chain is None
+
+
+async def test_a_retried_job_keeps_its_last_failure(jobs, registry, *, working, wait_state):
+    broken = ["ж" * 300]
+
+    @registry.task("flaky", retries=0, keep_done="1h")
+    async def flaky():
+        if broken:
+            raise ValueError(broken[0])
+
+    await jobs.queues.declare()
+    job_id = await flaky.enqueue(timeout="30s")
+    assert (await jobs.job(job_id)).failure is None
+    async with working():
+        failed = await wait_state(job_id, "failed")
+        broken[0] = "again"
+        await jobs.retry(job_id)
+        again = await wait_state(job_id, "failed")
+        assert again.failure.at == failed.ended_at
+        assert again.failure.error == failed.error[:200]
+        assert (again.error, again.attempt) == ("ValueError: again", 1)
+        broken.clear()
+        await jobs.retry(job_id)
+        done = await wait_state(job_id, "done")
+    assert (done.failure.at, done.failure.error) == (again.ended_at, "ValueError: again")
+    assert (done.attempt, done.timeout_s) == (0, 30.0)
+    assert "failed, then retried: ValueError: again" in [one.text for one in moments_of(done)]
+    assert "then retried: ValueError: again" in describe_job(done)
+    waiting = await flaky.enqueue(after_s=3600)
+    await jobs.cancel(waiting)
+    await jobs.retry(waiting)
+    assert (await jobs.job(waiting)).failure is None, "it was cancelled, and did not fail"
 
 
 async def test_chains_keep_their_order_among_concurrent_callers(jobs, registry, ran, working, sql):

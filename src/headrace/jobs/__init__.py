@@ -61,6 +61,7 @@ from headrace.jobs.job_context import Batch, JobContext, JobLane, current_job
 from headrace.jobs.model import (
     BulkDone,
     Job,
+    JobFailure,
     JobFilter,
     JobPage,
     JobProgress,
@@ -118,6 +119,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobFailed",
+    "JobFailure",
     "JobFilter",
     "JobLane",
     "JobNotEnded",

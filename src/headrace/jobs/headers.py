@@ -25,6 +25,8 @@ class OwnOptions:
     """Unix time after which it does not start."""
     chain: str | None = None
     """Jobs of one chain run one after another."""
+    failed: tuple[float, str] | None = None
+    """Unix time of its last failure before it was retried by hand, and the begin of its error."""
 
 
 NO_OPTIONS: Final = OwnOptions()
@@ -57,14 +59,21 @@ def options_of(headers: str | None) -> OwnOptions:
     if headers is None or len(headers) <= TRACEPARENT_CHARACTERS:
         return NO_OPTIONS
     given = dict(part.split("=", 1) for part in headers.split(" ")[1:])
-    names = ("retries", "timeout", "expires", "chain")
-    retries, timeout, expires, chain = map(given.get, names)
+    names = ("retries", "timeout", "expires", "chain", "failed")
+    retries, timeout, expires, chain, failed = map(given.get, names)
     return OwnOptions(
         None if retries is None else int(retries),
         None if timeout is None else float(timeout),
         None if expires is None else float(expires),
         None if chain is None else unquote(chain),
+        None if failed is None else _failure_of(failed),
     )
+
+
+def _failure_of(text: str) -> tuple[float, str]:
+    """The value of `failed`, which `retry_jobs_v2` writes: a Unix time and the error in hex."""
+    at_s, _, error = text.partition(":")
+    return float(at_s), bytes.fromhex(error).decode()
 
 
 def own_retries(ids: Sequence[int], headers: Sequence[str | None]) -> dict[int, int]:

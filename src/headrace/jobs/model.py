@@ -131,6 +131,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     expires_at: datetime | None = None
     chain: str | None = None
+    failure: JobFailure | None = None
+    """Of a job that was retried after its end: how it had ended."""
+
+
+class JobFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The last failure of a job before it was retried: when, and the begin of its error."""
+
+    at: datetime
+    error: str
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,6 +115,9 @@ def step_bars(steps: Sequence[Step], now: datetime) -> list[StepBar]:
 def moments_of(job: Job) -> list[Moment]:
     """Known events of a job, in order."""
     found = []
+    if job.failure is not None:
+        text = f"failed, then retried: {job.failure.error or 'no error text'}"
+        found.append(Moment(at=job.failure.at, tone="bad", text=text))
     # The last run of a failed job is its end, which has a time.
     before = job.attempt - (job.state is JobState.FAILED)
     if before > 0:

@@ -323,6 +323,8 @@ def describe_job(job: Job) -> str:
     rows += [("due", job.run_at), ("attempts", job.attempt or None), ("losses", job.losses or None)]
     rows += [("retries", job.retries), ("timeout", job.timeout_s), ("expires", job.expires_at)]
     rows += [("host", job.host), ("ended", job.ended_at), ("error", job.error)]
+    if job.failure is not None:
+        rows.append(("failed", f"{job.failure.at}, then retried: {job.failure.error}"))
     if job.progress is not None:
         rows.append(("progress", f"{job.progress.ratio:.0%} {job.progress.text}"))
     if job.result is not None:

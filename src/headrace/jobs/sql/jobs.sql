@@ -198,7 +198,7 @@ SELECT headrace.edit_waiting_v1(:job, :payload::bytea, :version::smallint, :prio
 -- name: retry_jobs
 -- Make jobs that ended in :states ready again. Return which, and which stay since their key is
 -- taken.
-SELECT retried, taken FROM headrace.retry_jobs_v1(:ids::bigint[], :states::text[]);
+SELECT retried, taken FROM headrace.retry_jobs_v2(:ids::bigint[], :states::text[]);
 
 -- name: delete_jobs
 -- Delete jobs in :states. Return the ids of those that existed.

@@ -22,6 +22,7 @@ from headrace.jobs.headers import options_of
 from headrace.jobs.messages import Progress
 from headrace.jobs.model import (
     Job,
+    JobFailure,
     JobProgress,
     JobState,
 )
@@ -172,6 +173,9 @@ async def find_job(runner: Runner, job_id: int) -> Job | None:
         timeout_s=own.timeout_s,
         expires_at=None if own.expires_s is None else datetime.fromtimestamp(own.expires_s, UTC),
         chain=own.chain,
+        failure=None
+        if own.failed is None
+        else JobFailure(at=datetime.fromtimestamp(own.failed[0], UTC), error=own.failed[1]),
     )
 
 
