@@ -45,8 +45,10 @@ from headrace.console.views import (
 )
 from headrace.engines.backup.service import BackupRow, BackupsState
 from headrace.feed.lookup import FeedBacklog
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import RunState
 from headrace.fetch.service.lookup import Trouble
+from headrace.jobs.fleet.alerts import HOST_RULE, QUEUE_RULES
 from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
 from headrace.web.history import Mark
@@ -353,8 +355,27 @@ def test_a_check_without_an_answer_in_time_is_no_outage():
         ("warn", "postgres answers slowly"),
         ("bad", "valkey is down"),
     ]
-    [line] = unreadable_issues({"Jobs": ("/jobs", engines["postgres"])})
+    [line] = unreadable_issues({"Jobs": ("/jobs", engines["postgres"])}, engines)
     assert line.tone == "warn"
+
+
+def test_no_sentence_on_photos_is_cut():
+    for texts in (Texts.load(lang="ru"), Texts.load()):
+        names = [one for one in texts.sections["photo"] if one.startswith(("failed:", "refused:"))]
+        longest = sorted(names, key=lambda one: -len(texts.outcome(one)))
+        photos = {**dict.fromkeys(longest[:3], 10_000), longest[3]: 1}
+        run = SimpleNamespace(
+            run=1, customer="a", state="done", started_at=NOON, photos=1, photos_by_outcome=photos
+        )
+        [issue] = run_issues(None, PanelData([run]), 0, texts.outcome)
+        assert issue.cause.count("; ") >= 3
+        assert len(issue.cause) <= health.CAUSE_CHARACTERS
+
+
+def test_an_alert_states_what_to_do_once():
+    """The text of these rules names it, as their webhook has no more than the text."""
+    named = {"leased_grows", "at_max", "fleet_short", "below_min"}
+    assert health.FIXES.keys() == {*QUEUE_RULES, HOST_RULE} - named
 
 
 def test_every_remedy_is_an_action_of_a_room():

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from browser import browsing
 from crawler import Page
 from served import app_of, serving, visiting
 from tests.kit.chaos import RESET, ChaosProxy
@@ -185,7 +186,7 @@ async def test_the_theme_is_kept_in_a_cookie(at):
     assert 'data-theme="auto"' in (await at.get("/console/jobs")).text
 
 
-async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url):
+async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url, chromium):
     """Existing sessions still see the error while PostgreSQL is down."""
     with ChaosProxy(database_url) as postgres:
         app = app_of(
@@ -198,6 +199,15 @@ async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url):
             assert page.status_code == 200
             assert "postgres is down" in page.text
             assert "valkey is down" in page.text
+            assert page.text.count("headrace doctor") == 1, "the remedy is stated once"
+            cookies = [
+                {"name": name, "value": value, "url": f"{address}/console"}
+                for name, value in at.client.cookies.items()
+            ]
+            async with browsing(chromium, address, cookies=cookies) as screen:
+                await screen.open("/console")
+                state = screen.page.locator("#live-state")
+                await state.get_by_text(re.compile("^not live: postgres")).wait_for()
             for path, name in (
                 ("", "State of the queues"),
                 ("/hosts", "State of the hosts"),

@@ -279,7 +279,7 @@ def test_failures_and_unreadable_sources_are_issues():
         "Jobs": ("/jobs", PanelData([])),
         "Fetch": ("/fetch", None),
     }
-    [line] = unreadable_issues(sources)
+    [line] = unreadable_issues(sources, {})
     assert (line.tone, line.subject) == ("bad", "Views: no data")
     assert line.text == "no answer within 3 s"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import resource
 import shutil
 import time
@@ -54,13 +53,12 @@ from headrace.engines.postgres import PostgresDown
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel import spans
 from headrace.kernel.config import ENV_PREFIX, Loaded
-from headrace.kernel.errors import HeadraceError
+from headrace.kernel.errors import TO_DOCTOR, HeadraceError
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.terminal import pluralize
 from headrace.views.durability_wait import durability_of
 from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
-TO_DOCTOR: Final = re.compile(r": check it with `headrace doctor`(, then try again)?")
 STORE_S: Final = 6.0
 """Longest probe of the store, so that its address and cause are reported within CHECK_S."""
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3

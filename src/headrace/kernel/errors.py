@@ -11,6 +11,7 @@ no secrets, no SQL and no data of other users, because the caller receives it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,6 +27,8 @@ class FieldProblem:
     text: str
 
 
+TO_DOCTOR: Final = re.compile(r": check it with `headrace doctor`(, then try again)?")
+"""The remedy in the text of an engine that is down, to leave out where it is stated already."""
 INTEGER_BITS_MAX: Final = 1_000
 """Python refuses to print integers of more than 4,300 digits."""
 

@@ -134,6 +134,8 @@
     else if (unavailable) liveState(`values are not updated: ${unavailable}`, "off");
     else if (isStale && isBusy()) liveState("partly live: new and removed rows appear when you finish editing", "off");
     else if (isStale && Date.now() - staleAt > 2 * AGAIN_MS) liveState("partly live: new and removed rows appear soon", "off");
+    else if (main().querySelector("[data-down]")) liveState(`not live: ${[...main().querySelectorAll("[data-down]")].map((one) => one.dataset.down).join(", ")} down, old or no values are shown`, "off");
+    else if (main().querySelector(".load-error")) liveState("partly live: some values could not be read", "off");
     else liveState("live", "on");
   };
   const showMoment = (moment, stamp) => {

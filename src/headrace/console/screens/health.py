@@ -26,6 +26,7 @@ from headrace.jobs.fleet.state import (
     QueueFailures,
 )
 from headrace.jobs.model import QueueStatus
+from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import Mark
 from headrace.web.role_secrets import RoleSecret, differing
@@ -46,16 +47,16 @@ ROLES: Final = {
 FIXES: Final[Mapping[str, str]] = {
     "active_grows": "Check which jobs arrive and whether handlers became slow. Raise the maximum"
     " of slots, or pause the producer.",
-    "leased_grows": "Check what its slots do: handlers may hang on a service that does not"
-    " respond.",
     "oldest_waits": "Open one of its oldest jobs to see why it waits: pause, lane, missing code"
     " or too few slots.",
     "many_fail": "Read the errors of its failed jobs. After a fix, retry all of them.",
-    "at_max": "Raise the maximum of slots if the hosts have capacity, or speed up its handlers.",
-    "fleet_short": "If slots of other queues are idle, lower their minimums; otherwise add hosts.",
     HOST_RULE: "Check that machine. No job is lost: 30 s after its last report, other hosts take"
     " its jobs. If it will not return: `headrace fleet forget HOST`.",
 }
+"""What to do about an alert, for the rules whose text does not name it."""
+DOCTOR_FIX: Final = "Run `headrace doctor` to find the cause."
+CAUSE_CHARACTERS: Final = 480
+"""Room for three sentences on photos; a stored error may be longer."""
 
 
 class Remedy(NamedTuple):
@@ -86,18 +87,18 @@ class Issue:
 
 
 def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
-    """Engines that are down, or whose check got no answer in time."""
-    for name, found in engines.items():
-        if found.error is not None:
-            state = "answers slowly" if found.is_slow else "is down"
-            yield Issue(
-                tone="warn" if name == "replica" or found.is_slow else "bad",
-                subject="replica is not used" if name == "replica" else f"{name} {state}",
-                href="/readyz",
-                text=found.error,
-                fix="Run `headrace doctor` for details. Roles reconnect automatically when it is"
-                " back.",
-            )
+    """Engines that are down, or whose check got no answer in time; the first has the remedy."""
+    down = [(name, found) for name, found in engines.items() if found.error is not None]
+    for place, (name, found) in enumerate(down):
+        state = "answers slowly" if found.is_slow else "is down"
+        yield Issue(
+            tone="warn" if name == "replica" or found.is_slow else "bad",
+            subject="replica is not used" if name == "replica" else f"{name} {state}",
+            href="/readyz",
+            text=TO_DOCTOR.sub("", found.error or ""),
+            fix=("" if place else f"{DOCTOR_FIX} ")
+            + "Roles reconnect automatically when it is back.",
+        )
 
 
 def commit_issues(found: PanelData[CommitWait | None]) -> Iterator[Issue]:
@@ -143,8 +144,15 @@ def backup_issues(found: PanelData[BackupsState]) -> Iterator[Issue]:
         )
 
 
-def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) -> Iterator[Issue]:
-    """Data sources that cannot be read, one issue for each error."""
+def unreadable_issues(
+    sources: Mapping[str, tuple[str, PanelData[Any] | None]],
+    engines: Mapping[str, PanelData[Any]],
+) -> Iterator[Issue]:
+    """Data sources that cannot be read, one issue for each error.
+
+    The remedy for the error of an engine that is down is in the issue of that engine.
+    """
+    is_stated = any(found.error is not None for found in engines.values())
     places: dict[str, list[tuple[str, str]]] = {}
     for subject, (place, found) in sources.items():
         if found is not None and found.error is not None and not found.is_hidden:
@@ -155,8 +163,9 @@ def unreadable_issues(sources: Mapping[str, tuple[str, PanelData[Any] | None]]) 
             tone="warn" if error in slow else "bad",
             subject=f"{', '.join(subject for subject, _ in failed)}: no data",
             href=PREFIX + failed[0][1],
-            text=error,
-            fix="The page retries automatically. Run `headrace doctor` to find the cause.",
+            text=TO_DOCTOR.sub("", error),
+            fix="The page retries automatically."
+            + ("" if is_stated and TO_DOCTOR.search(error) else f" {DOCTOR_FIX}"),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from headrace.fetch.i18n import Texts
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
+from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import Mark
 from headrace.web.http import checks_of
@@ -254,19 +255,22 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     given = RoomRates(rates, await newest_minute(context))
     # The order within a tone is that of the sources.
     issues = sorted(_issues(context, found), key=lambda one: one.tone != "bad")
+    cards = [
+        jobs_card(rates, given, found.queues, found.fleet),
+        fetch_card(rates, given, found.runs),
+        views_card(rates, given, found.lag),
+        feed_card(rates, given, found.shards),
+        media_card(rates, given, is_installed=True),
+    ]
     return {
-        "systems": [
-            jobs_card(rates, given, found.queues, found.fleet),
-            fetch_card(rates, given, found.runs),
-            views_card(rates, given, found.lag),
-            feed_card(rates, given, found.shards),
-            media_card(rates, given, is_installed=True),
-        ],
+        # The health states the remedy.
+        "systems": [replace(one, error=TO_DOCTOR.sub("", one.error or "")) for one in cards],
         "health": health_of(issues),
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
         "engines": found.engines,
-        "history": history,
+        "history": replace(history, error=TO_DOCTOR.sub("", history.error)),
+        "cause_characters": health.CAUSE_CHARACTERS,
     }
 
 
@@ -342,7 +346,8 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "Media disks": ("/media", found.disks),
             "Media nodes": ("/media/cluster", found.nodes),
             "History": ("", found.marks),
-        }
+        },
+        found.engines,
     )
     yield from health.secret_issues(found.secrets)
     yield from health.failure_issues(found.failures)
