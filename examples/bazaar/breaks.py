@@ -129,6 +129,9 @@ class Breaker:
             raise NotDoneError("no seller's first catalogue is done yet")
         shop = random.choice(shops)
         mark = max((one.id for one in self._adverts.happened()), default=0)
+        self._records.note_break(
+            break_id, note=f"{shop.title} is silent, and hands in a catalogue with a new photo"
+        )
         until = time.time() + HANG_S
         file = self._stage.folder / HANGING
         draft = file.with_suffix(".new")

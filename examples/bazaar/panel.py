@@ -18,7 +18,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from examples.bazaar.ledger import PAPER, WRONG
-from examples.bazaar.records import BREAKS
+from examples.bazaar.records import BREAKS, Break
+from examples.bazaar.shops import Shop as Seller
+from examples.bazaar.shops import shops
 from examples.bazaar.storefront import Asked, Page, Shop, require_own_page
 from litestar import get, post
 from litestar.di import NamedDependency
@@ -105,7 +107,7 @@ async def break_it(request: Asked, shop: Given) -> Page:
     kind = str((await request.form()).get("kind", ""))
     if kind in BREAKS:
         await asyncio.to_thread(shop.records.ask_break, kind)
-    return Redirect("/break", status_code=303)
+    return Redirect("/break#result", status_code=303)
 
 
 @post("/console", status_code=303)
@@ -141,11 +143,19 @@ async def _panel(request: Asked, shop: Shop, template: str) -> Page:
         titles={way.kind: way.title for way in WAYS},
         faults=LASTING,
         breaks=breaks,
+        sellers={one.id: seller_of(one) for one in breaks},
         is_open=any(one.is_open for one in breaks),
         lines=kept["lines"],
         wrong=wrong[1]["texts"] if wrong else [],
         age_s=time.time() - at,
     )
+
+
+def seller_of(one: Break) -> Seller | None:
+    """The seller whose host is silent, whom the note of the fault names first."""
+    if one.kind != "seller":
+        return None
+    return next((shop for shop in shops() if one.note.startswith(f"{shop.title} ")), None)
 
 
 def require_own_user(request: Asked) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from examples.bazaar import panel
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey
 from examples.bazaar.followers import post_of
@@ -121,6 +122,23 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         assert "feed of follower2 is missing 1 post" in text
         assert "lost 10 (8 allowed)" in text
         assert "stopped for 10 s, working again 0.7 s after that" in text
+
+
+async def test_a_press_leads_to_its_result_which_names_the_silent_seller(site, stores, monkeypatch):
+    monkeypatch.setattr(panel, "require_own_user", lambda request: None)
+    form = {"data": {"kind": "seller"}, "headers": {"origin": "http://shop.test"}}
+    answer = await site.post("/break", **form, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/break#result")
+    text = (await site.get("/break")).text
+    assert 'id="result"' in text
+    assert "/fetch/hosts?customer=" not in text
+    shop = shop_named("velo-ada")
+    [asked] = stores[1].breaks(1)
+    stores[1].note_break(asked.id, began_at=time.time(), note=f"{shop.title} is silent")
+    text = (await site.get("/break/ledger")).text
+    assert "breaking …" in text
+    assert f"{shop.title} is silent." in text
+    assert "/fetch/hosts?customer=velo-ada" in text
 
 
 async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tmp_path):
