@@ -170,8 +170,8 @@ class Breaker:
         self._records.note_break(break_id, recovered_at=recovered_at)
         return (
             f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
-            f" Of the {unflushed_max} views before that, {given_up} were only in Valkey and are"
-            " lost, which is allowed"
+            f" {given_up} of the last {unflushed_max} views had not reached PostgreSQL and are"
+            " lost: the one loss that Headrace permits (docs/promises.md#views)"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:

@@ -5,7 +5,7 @@
 Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers
 hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
 line a room every second (every 10 s unless to a terminal), and checks all the while that what
-happens is right. A wrong answer is printed, and shown on `/break`, when it is found. Carries out
+happens is right. Each wrong answer is printed at once and shown on `/break`. Carries out
 faults that the shop's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
 for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
 by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder

@@ -131,19 +131,25 @@ class Figures:
         return [
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
             (
-                f"         fetch  {self._wrong(self._progress)} · {self._items()}"
-                f" · {photos:.0f} photos/s: {self._outcomes()}"
+                f"         fetch  {photos:.0f} photos/s · {self._wrong(self._progress)}"
+                f" · {self._items()} · photos: {self._outcomes()}"
             ),
             (
-                f"         media  {self._wrong(self._seen)} · {requests:.0f} requests/s,"
-                f" {mb:.1f} MB/s · {self._answers()}"
+                f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s"
+                f" · {self._wrong(self._seen)} · {self._answers()}"
             ),
             (
-                f"         views  {self._wrong(self._viewed)} · {views:.0f} views/s,"
-                f" {self._views()} · {self._pending} not yet flushed"
+                f"         views  {views:.0f} views/s, {self._pending} not yet flushed"
+                f" · {self._wrong(self._viewed)} · {self._views()}"
             ),
-            f"         feed   {self._wrong(self._followed)} · {pages:.0f} pages/s, {self._feeds()}",
-            f"         shop   {self._wrong(self._bought)} · {self._buys()}",
+            (
+                f"         feed   {pages:.0f} pages/s · {self._wrong(self._followed)}"
+                f" · {self._feeds()}"
+            ),
+            (
+                f"         shop   {self._bought.pages} pages · {self._wrong(self._bought)}"
+                f" · {self._buys()}"
+            ),
         ]
 
     def summary(self) -> list[str]:
@@ -170,36 +176,30 @@ class Figures:
             ),
             (
                 f"views  {self._wrong(self._viewed)} · {self._views()};"
-                f" {self._viewed.lists} lists read,"
-                f" {self._viewed.unchanged} answered again without a body;"
+                f" {self._viewed.lists} lists read, {self._viewed.unchanged} of them unchanged"
+                " (304);"
                 f" {self._viewed.others} views by other visitors"
             ),
             (
                 f"feed   {self._wrong(self._followed)} · {self._followed.pages} pages read,"
                 f" {self._feeds()}"
             ),
-            f"shop   {self._wrong(self._bought)} · {self._buys()}",
+            f"shop   {self._wrong(self._bought)} · {self._bought.pages} pages, {self._buys()}",
         ]
 
     def _views(self) -> str:
         viewed = self._viewed
-        return (
-            f"{viewed.views} views of {len(viewed.totals)} adverts,"
-            " each total one more than the last"
-        )
+        return f"{viewed.views} views of {len(viewed.totals)} adverts, every total right"
 
     def _feeds(self) -> str:
         followed = self._followed
-        return (
-            f"{followed.walks} complete feeds checked,"
-            f" {followed.unfollowed} unfollow/refollow tests"
-        )
+        return f"{followed.walks} complete feeds checked, {followed.unfollowed} unfollow checks"
 
     def _buys(self) -> str:
         bought = self._bought
         return (
-            f"{bought.pages} pages, {bought.ways} visits item → follow → feed,"
-            f" {bought.tracks} tracks played by {bought.ranges} ranges"
+            f"{bought.tracks} tracks played by {bought.ranges} ranges,"
+            f" {bought.ways} visits item → follow → feed"
         )
 
     @staticmethod
@@ -213,7 +213,7 @@ class Figures:
     def _items(self) -> str:
         seen = self._done_lines
         return (
-            f"{len(self._progress.shops_settled)}/{len(self._stage.sellers)} shops, items:"
+            f"{len(self._progress.shops_settled)}/{len(self._stage.sellers)} shops, imported items:"
             f" {seen['publish']} published, {seen['edit']} edited, {seen['unpublish']} unpublished"
         )
 

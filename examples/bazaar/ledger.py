@@ -205,22 +205,23 @@ class Ledger:
         counted = total - self._counted_before
         opened = self._adverts.opened() - self._opened_before
         sent = self._viewed.sent + opened
-        note = f"failed: {self._viewed.refused} (refused with an error)"
+        refused = self._viewed.refused
+        notes = [f"failed: {refused} (refused with an error)"] if refused else []
         if self._given_up:
-            note += (
-                f"; {self._given_up} of the lost were in Valkey alone when it was emptied, which is"
-                " allowed"
+            notes.append(
+                f"{self._given_up} of the lost had not reached PostgreSQL when Valkey was emptied:"
+                " the one loss that Headrace permits"
             )
         lost = self._lasting("views lost", accepted - counted)
         self.lines["views"] = line_of(
             "views",
             sent=sent,
             done=counted,
-            failed=self._viewed.refused,
+            failed=refused,
             lost=lost + self._given_up,
             allowed=self._given_up,
             doubled=self._lasting("views doubled", counted - sent),
-            note=note,
+            note="; ".join(notes),
         )
 
     async def _counted(self) -> int | None:

@@ -56,7 +56,7 @@ WAYS: Final = (
         "seller",
         "Hang a seller",
         "A seller's host accepts connections and is silent for 15 s.",
-        "Its photos wait in slower classes. Other sellers' photos are not delayed.",
+        "Its photos are tried again with a longer timeout. Other sellers' photos are not delayed.",
         "/fetch/hosts",
     ),
     Way(
