@@ -188,11 +188,12 @@ def test_one_url_alone_is_named_with_the_missing_one(capfd, monkeypatch, given, 
 def test_a_missing_extra_is_named(folder, capfd, monkeypatch):
     monkeypatch.setitem(ROOMS, "headrace.fetch.cli", "no_such_library")
     assert main(["fetch", "runs", "ls", "--max", "3"]) == 2
-    assert "pip install 'WHEEL[fetch]'" in capfd.readouterr().err
+    assert "`headrace fetch` needs `[fetch]`: pip install 'WHEEL[fetch]'" in capfd.readouterr().err
     monkeypatch.setitem(LIBRARIES, "web", ("no_such_library",))
     for role in ("api", "up"):
         assert main([role]) == 2
-        assert "pip install 'WHEEL[web]'" in capfd.readouterr().err
+        fix = f"`headrace {role}` needs `[web]`: pip install 'WHEEL[web]'"
+        assert fix in capfd.readouterr().err
 
 
 def test_all_missing_extras_are_named_at_once(folder, capfd, monkeypatch):
@@ -201,7 +202,9 @@ def test_all_missing_extras_are_named_at_once(folder, capfd, monkeypatch):
     for extra in ("web", "media", "variants"):
         monkeypatch.setitem(LIBRARIES, extra, ("no_such_library",))
     assert main(["up"]) == 2
-    assert "pip install 'WHEEL[web,media,variants]'" in capfd.readouterr().err
+    reported = capfd.readouterr().err
+    assert "`headrace up` needs `[web]` and `[media]` and `[variants]`: pip install" in reported
+    assert "pip install 'WHEEL[web,media,variants]'" in reported
 
 
 def test_a_command_imports_only_its_modules():

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 import headrace
-from headrace.kernel.errors import ExtraMissing, NotFound
+from headrace.kernel.errors import NotFound, needing
 
 MODULE: Final = "examples.bazaar.demo"
 LIBRARIES: Final = (
@@ -63,7 +63,7 @@ def demo(options: tuple[str, ...]) -> None:
     """
     folder = demo_folder()
     if not all(find_spec(library) for library in LIBRARIES):
-        raise ExtraMissing("demo")
+        raise needing("headrace demo", "demo")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     sys.stdout.flush()

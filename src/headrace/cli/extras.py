@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
-from headrace.kernel.errors import ExtraMissing
+import click
+
+from headrace.kernel.errors import needing
 
 LIBRARIES: Final = {
     "web": ("litestar", "jinja2", "httptools"),
@@ -25,7 +27,8 @@ def require_libraries(*extras: str, unless_alone: tuple[str, ...] = ()) -> None:
         extra for extra in extras if not all(map(_is_installed, LIBRARIES.get(extra, ("",))))
     ]
     if missing:
-        raise ExtraMissing(*missing, *unless_alone)
+        command = click.get_current_context().command_path
+        raise needing(command, *missing, *unless_alone)
 
 
 def _is_installed(library: str) -> bool:

@@ -21,12 +21,12 @@ from headrace.cli.app_context import App, CommandLine, discard_output
 from headrace.cli.examples import EXAMPLES, add_examples
 from headrace.cli.root import Root, suggestion, unknown_command
 from headrace.kernel.errors import (
-    ExtraMissing,
     Forbidden,
     HeadraceError,
     InvalidInput,
     did_you_mean,
     installing,
+    needing,
 )
 
 ROOMS: Final = {
@@ -254,7 +254,7 @@ def command_of_missing(noun: str, room: str) -> click.Command:
     """A placeholder command that raises ExtraMissing."""
 
     def fail(**_: object) -> None:
-        raise ExtraMissing(room)
+        raise needing(f"headrace {noun}", room)
 
     return click.Command(
         noun,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar, Final
@@ -170,9 +170,17 @@ class ExtraMissing(InvalidInput):
     def __init__(self, *extras: str, need: str = "") -> None:
         """State what is needed, by default the libraries of `extras`."""
         self.extras = extras
-        names = f"room {extras[0]} needs" if len(extras) == 1 else f"{', '.join(extras)} need"
-        need = need or f"{names} libraries that are not installed"
+        need = need or f"the libraries of {_in_brackets(extras)} are not installed"
         super().__init__(f"{need}: {installing(*extras)}")
+
+
+def needing(command: str, *extras: str) -> ExtraMissing:
+    """The error of a command that needs `extras`: `headrace api` needs `[web]`."""
+    return ExtraMissing(*extras, need=f"`{command}` needs {_in_brackets(extras)}")
+
+
+def _in_brackets(extras: Sequence[str]) -> str:
+    return " and ".join(f"`[{extra}]`" for extra in extras)
 
 
 def installing(*extras: str) -> str:
