@@ -192,7 +192,7 @@ async def test_a_refused_payload_is_named_with_queue_field_value_and_expectation
             {"prices": {"7": 1.5, "8": "much"}, "nam": 1},
             [
                 "/0/payload/prices/8: {} expected float, got str 'much'",
-                "/0/payload/name: {} expected a value, got none",
+                "/0/payload/name: {} the field is missing",
                 "/0/payload/nam: {} no such field, did you mean name?",
             ],
         ),

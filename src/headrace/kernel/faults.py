@@ -70,7 +70,7 @@ def _field_faults(
         if name in value:
             yield from find_faults(value[name], field.type, where, hook=hook)
         elif field.required:
-            yield FieldProblem(where, "missing", "expected a value, got none")
+            yield FieldProblem(where, "missing", "the field is missing")
     if kind.__struct_config__.forbid_unknown_fields:
         for name in value.keys() - fields.keys() - {kind.__struct_config__.tag_field}:
             text = f"no such field{did_you_mean(name, fields)}"
