@@ -150,7 +150,17 @@ def _describe(state: FleetState) -> str:
     plan = state.plan
     led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
     when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
-    head = ("host", "state", "slots", "busy", "room", "load", "pressure", "jobs ended", "planned")
+    head = (
+        "host",
+        "state",
+        "slots",
+        "busy",
+        "capacity",
+        "load",
+        "pressure",
+        "jobs ended",
+        "planned",
+    )
     parts: list[str] = [
         f"plan {plan.version}, {led}, last planned {when}",
         table(head, map(_host_row, state.hosts)),
