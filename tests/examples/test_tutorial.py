@@ -155,8 +155,8 @@ def test_the_tutorial_word_for_word(terminals):
     assert "bytes 0-99/" in range_answer.lower()
     looked = reported["A page that counts"][-1]
     assert "<h1>City bike</h1><img src=" in looked
-    assert "seen 1 times" in looked
-    assert "seen 2 times" in looked
+    assert "<p>views: 1</p>" in looked
+    assert "<p>views: 2</p>" in looked
     assert re.search(r"item:bike-1 +2 ", looked), looked
     assert reported["A feed"][0].count("<li>") == 2
     assert reported["Change something"][1].count("<li>") == 1
