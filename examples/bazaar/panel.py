@@ -152,7 +152,7 @@ async def _panel(request: Asked, shop: Shop, template: str) -> Page:
 
 
 def seller_of(one: Break) -> Seller | None:
-    """The seller whose host is silent, whom the note of the fault names first."""
+    """The seller whose host is silent. The note of the fault begins with its title."""
     if one.kind != "seller":
         return None
     return next((shop for shop in shops() if one.note.startswith(f"{shop.title} ")), None)
