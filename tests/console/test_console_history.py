@@ -211,6 +211,8 @@ async def test_a_board_is_shaded_by_alerts_of_its_own_room_and_names_its_marks(s
     for subject in ("billing", "fetch.item"):
         await fleet_store.raise_alert(postgres, "oldest_waits", subject, "its oldest job waits")
         await fleet_store.clear_alert(postgres, "oldest_waits", subject)
+    hours = "raised_at = raised_at - interval '3 h', cleared_at = cleared_at - interval '2 h'"
+    await postgres.run(Query("age", "", f"UPDATE headrace.alert SET {hours}", ()))
     kinds, legends = {}, {}
     async with visiting(*site) as visitor:
         for room in ("jobs", "fetch", "views", "media"):
