@@ -220,7 +220,10 @@ async def test_a_board_is_shaded_by_alerts_of_its_own_room_and_names_its_marks(s
             answer = await visitor.get(f"/console/{room}?range=7d")
             kinds[room], legends[room] = marks_of(answer.text)
         before = datetime.now(UTC) - timedelta(days=3)
-        span = {"from": f"{before:%Y-%m-%dT%H:%M}Z", "to": f"{before:%Y-%m-%dT}23:59Z"}
+        edges = (before, before + timedelta(hours=1))
+        span = {
+            name: f"{at:%Y-%m-%dT%H:%M}Z" for name, at in zip(("from", "to"), edges, strict=True)
+        }
         empty = await visitor.get("/console/views", params=span)
     assert {room for room, found in kinds.items() if "alert" in found} == {"jobs", "fetch"}
     assert all("outage" in found for found in kinds.values()), "an engine concerns every room"
