@@ -12,6 +12,7 @@ from tests.kit.own_postgres import OwnPostgres, run_statements
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
 from headrace.kernel.errors import error_table
 from headrace.kernel.logs import SparseLogger, trace_id
 from headrace.kernel.resilience import RoleDeaths
@@ -234,6 +235,9 @@ async def test_readiness_names_what_is_down(make_app, serve, valkey, blobs):
         assert (await client.get("/healthz")).json() == {"alive": True}
 
 
+WRITE = compile_query("test", "-- A commit.\nCREATE TABLE written ()")
+
+
 @pytest.fixture
 async def own_server(servers_folder):
     """A PostgreSQL server of this test alone."""
@@ -249,7 +253,8 @@ async def test_readiness_warns_of_commits_that_wait_for_a_standby(make_app, serv
     """Reads are answered, and no other API process writes either: 200, with a named state."""
     change = "ALTER SYSTEM SET synchronous_standby_names = "
     reload = "SELECT pg_reload_conf()"
-    postgres = Postgres(own_server.url, PostgresConfig())
+    # The write that waits holds the only connection of the pool.
+    postgres = Postgres(own_server.url, PostgresConfig(connections_max=1))
     async with serve(make_app(), postgres=postgres) as client:
 
         async def warns_of(text: str) -> bool:
@@ -265,7 +270,7 @@ async def test_readiness_warns_of_commits_that_wait_for_a_standby(make_app, serv
         await wait_true(
             lambda: warns_of("commits wait for a synchronous standby"), what="a warning"
         )
-        writing = asyncio.create_task(run_statements(own_server.url, "CREATE TABLE written ()"))
+        writing = asyncio.create_task(postgres.run(WRITE))
         await wait_true(lambda: warns_of("the oldest has waited"), what="the wait of a commit")
         await run_statements(own_server.url, f"{change}''", reload)
         await writing

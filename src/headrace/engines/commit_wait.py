@@ -7,14 +7,17 @@ those of pg_monitor. Other roles see how many are connected, and since when thei
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.engines.postgres import Postgres
-from headrace.engines.sql import load_queries
+from headrace.engines.postgres import Postgres, PostgresDown, Row, Tx
+from headrace.engines.sql import Query, load_queries
 
 SQL: Final = load_queries("headrace.engines")
+POOL_S: Final = 0.5
+"""Wait for the pool before a check opens a connection of its own."""
 WAITED_S: Final = 2.0
 """Wait of a commit from which a role without rights reports it."""
 _COUNT: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\(", re.IGNORECASE)
@@ -37,7 +40,23 @@ class CommitWait:
 
 async def find_commit_wait(postgres: Postgres) -> CommitWait | None:
     """Why commits wait now; None if they do not. Raises: PostgresDown."""
-    return commit_wait_of(await postgres.one(SQL.commit_standbys))
+    return commit_wait_of(await read_apart(postgres, SQL.commit_standbys))
+
+
+async def read_apart(postgres: Postgres, query: Query) -> Row | None:
+    """One row, over a connection of its own if the pool does not return it in time.
+
+    Writes that wait may hold every connection of the pool. Raises: PostgresDown.
+    """
+    try:
+        async with asyncio.timeout(POOL_S):
+            return await postgres.one(query)
+    except (TimeoutError, PostgresDown):
+        connection = await postgres.connect_unpooled()
+    try:
+        return await Tx(connection).one(query)
+    finally:
+        connection.terminate()
 
 
 def commit_wait_of(row: Any) -> CommitWait | None:

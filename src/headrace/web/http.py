@@ -15,7 +15,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace.engines.backup.service import Backups, BackupsState
-from headrace.engines.commit_wait import find_commit_wait
+from headrace.engines.commit_wait import find_commit_wait, read_apart
 from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.config import moment_of
@@ -221,7 +221,7 @@ def checks_of(app: Application) -> dict[str, Callable[[], Awaitable[Any]]]:
     engines = app.engines
     checks: dict[str, Callable[[], Awaitable[Any]]] = {}
     if engines.postgres is not None:
-        checks["postgres"] = lambda: engines.postgres.value(SQL.ping)
+        checks["postgres"] = lambda: read_apart(engines.postgres, SQL.ping)
     if engines.valkey is not None:
         checks["valkey"] = engines.valkey.open
     if engines.blobs is not None:
