@@ -233,8 +233,8 @@ class Postgres(_OnConnection):
     def __init__(self, url: str, config: PostgresConfig, *, role: str = "read-write") -> None:
         direct_url = config.direct_url or url
         self._url = url
-        self._servers = Servers(url, role=role, is_shared=config.direct_url is not None)
-        self._direct = Servers(direct_url, role=role)
+        self.servers = Servers(url, role=role, is_shared=config.direct_url is not None)
+        self.direct_servers = Servers(direct_url, role=role)
         self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
@@ -322,7 +322,7 @@ class Postgres(_OnConnection):
         `options` are passed to the driver. Raises: PostgresDown.
         """
         with translated_errors(self._direct_server):
-            return await self._direct.connect(**self._options(), **options)
+            return await self.direct_servers.connect(**self._options(), **options)
 
     def _options(self) -> dict[str, Any]:
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
@@ -357,7 +357,7 @@ class Postgres(_OnConnection):
             if pool.opened is None:
                 pool.opened = await asyncpg.create_pool(
                     self._url,
-                    connect=self._servers.connect,
+                    connect=self.servers.connect,
                     connection_class=Connection,
                     min_size=0,
                     max_size=max(1, self._config.connections_max),

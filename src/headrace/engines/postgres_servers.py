@@ -19,6 +19,7 @@ Sources: tcp(7); PostgreSQL's documentation of `synchronous_commit` and `SyncRep
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any, Final
 
 import asyncpg
@@ -60,6 +61,10 @@ class NoPrimary(ConnectionError):
         super().__init__(self.text)
 
 
+NO_PRIMARY_S: Final = 10.0
+"""For how long the result of an attempt without a primary is reported."""
+
+
 class Servers:
     """The servers of one URL, of which the first with `role` is used."""
 
@@ -69,6 +74,7 @@ class Servers:
         urls = seeds_of(url)
         named = "target_session_attrs" in url
         self._urls = urls
+        self._no_primary: tuple[float, NoPrimary] | None = None
         self._options = {} if named or len(urls) == 1 else {"target_session_attrs": role}
 
     async def connect(self, *_url: str, **options: Any) -> Any:
@@ -88,6 +94,7 @@ class Servers:
                     failed = error
                 continue
             self._urls = [url, *(other for other in self._urls if other != url)]
+            self._no_primary = None
             return connection
         assert failed is not None
         if (
@@ -95,8 +102,19 @@ class Servers:
             and self._needs_primary
             and isinstance(failed, OSError | asyncpg.TargetServerAttributeNotMatched)
         ):
-            raise NoPrimary(standbys) from failed
+            missing = NoPrimary(standbys)
+            self._no_primary = time.monotonic(), missing
+            raise missing from failed
         raise failed
+
+    @property
+    def no_primary(self) -> str:
+        """That the servers which answered lately are all standbys; empty otherwise.
+
+        A check with a time limit may end before its own attempt has tried each server.
+        """
+        at_s, found = self._no_primary or (0.0, None)
+        return found.text if found and time.monotonic() - at_s < NO_PRIMARY_S else ""
 
     async def _prepare(self, connection: Any, silent_max_s: float) -> None:
         """Set both sides up to notice a lost host. A connection that fails here is closed."""

@@ -388,7 +388,12 @@ async def _engines(context: ViewContext) -> dict[str, PanelData[Any]]:
     checks = checks_of(context.house)
     found = await asyncio.gather(*(attempt(check) for check in checks.values()))
     states = dict(zip(checks, found, strict=True))
-    replica = context.house.engines.postgres.replica
+    postgres = context.house.engines.postgres
+    missing = postgres.servers.no_primary or postgres.direct_servers.no_primary
+    if missing and states["postgres"].error is not None:
+        text = f"{missing}. A failover may be under way: writes continue after it"
+        states["postgres"] = PanelData(error=text)
+    replica = postgres.replica
     if replica and not (state := await replica.state()).is_used:
         text = f"the replica {state.problem}; reads use the primary"
         states["replica"] = PanelData(error=text)
