@@ -214,22 +214,27 @@ async def test_a_board_is_shaded_by_alerts_of_its_own_room_and_names_its_marks(s
     hours = "raised_at = raised_at - interval '3 h', cleared_at = cleared_at - interval '2 h'"
     await postgres.run(Query("age", "", f"UPDATE headrace.alert SET {hours}", ()))
     kinds, legends = {}, {}
+    now = datetime.now(UTC)
+
+    def span(from_at, to_at):
+        return {"from": f"{from_at:%Y-%m-%dT%H:%M}Z", "to": f"{to_at:%Y-%m-%dT%H:%M}Z"}
+
     async with visiting(*site) as visitor:
         for room in ("jobs", "fetch", "views", "media"):
-            # An address that no other test reads: boards are kept for a minute.
-            answer = await visitor.get(f"/console/{room}?range=7d")
+            # With minutes, which a range of days has not: it ends with a whole step.
+            answer = await visitor.get(
+                f"/console/{room}", params=span(now - timedelta(hours=5), now)
+            )
             kinds[room], legends[room] = marks_of(answer.text)
-        before = datetime.now(UTC) - timedelta(days=3)
-        edges = (before, before + timedelta(hours=1))
-        span = {
-            name: f"{at:%Y-%m-%dT%H:%M}Z" for name, at in zip(("from", "to"), edges, strict=True)
-        }
-        empty = await visitor.get("/console/views", params=span)
+        before = now - timedelta(days=3)
+        empty = await visitor.get(
+            "/console/views", params=span(before, before + timedelta(hours=1))
+        )
     assert {room for room, found in kinds.items() if "alert" in found} == {"jobs", "fetch"}
     assert all("outage" in found for found in kinds.values()), "an engine concerns every room"
     assert "Shaded: time of outage or alert" in legends["jobs"]
     assert legends["media"].endswith("Shaded: time of outage")
-    assert legends["media"].startswith("Marks in the charts: outage")
+    assert legends["media"].startswith("Marks in the charts: start deploy outage ")
     assert marks_of(empty.text) == (set(), "")
 
 
