@@ -247,7 +247,8 @@ def most_in_window(times: Sequence[float], window_s: float) -> int:
     """The most of `times` in any window of that length."""
     ordered, first, most = sorted(times), 0, 0
     for last, at in enumerate(ordered):
-        while ordered[first] <= at - window_s:
+        # A window below 0 is that of a machine that was late by more than the window.
+        while first < last and ordered[first] <= at - window_s:
             first += 1
         most = max(most, last - first + 1)
     return most
