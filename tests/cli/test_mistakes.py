@@ -30,6 +30,7 @@ FILES = {
     "factory.py": "from headrace import Headrace\ndef make():\n    return Headrace()\n",
     "failing.py": "raise RuntimeError('the password is not set')\n",
     "needy.py": "import no_such_library\n",
+    "early.py": "from headrace import Headrace\n\napp = Headrace()\napp.jobs.enqueue('a')\n",
     "site/web.py": "from headrace import Headrace\nbackend = Headrace()\n",
     "key.toml": "[web]\nlisen = '127.0.0.1:8080'\n",
     "section.toml": "[wep]\nlisten = '127.0.0.1:8080'\n",
@@ -132,6 +133,7 @@ MISTAKES = [
     Mistake("up absent:app", "cli.app_not_found", ("no module 'absent'", "installed packages")),
     Mistake("up failing:app", "cli.app_broken", ("failing.py", "the password is not set")),
     Mistake("up needy:app", "cli.app_broken", ("needy.py", "No module named 'no_such_library'")),
+    Mistake("up early:app", "cli.app_broken", ("early.py", "before engines run", "@app.task")),
     # Settings.
     setting("absent.toml", "no such file", words="config show --config absent.toml"),
     setting(

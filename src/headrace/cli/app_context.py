@@ -21,6 +21,7 @@ import uvloop
 from headrace.cli.screen import ERROR_STYLE, ProgressView, draw, is_screen, painted
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
+from headrace.engines.embedded import NotRunning
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.migrate import check_schema
 from headrace.kernel import spans
@@ -128,6 +129,11 @@ def load_app(name: str) -> App:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
+    except NotRunning as error:
+        raise AppBroken(
+            f"application {name!r} uses an engine while its module is imported, before engines run:"
+            f" move the call into a function; a task is declared by @app.task:\n{_traceback(error)}"
+        ) from error
     except HeadraceError:
         raise
     except Exception as error:
