@@ -3,75 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
-import ipaddress
 import ssl
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from origin import photo
+from tests.kit.certificates import EXPIRED, LOOPBACK, Signed, certificate
 
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
 from headrace.fetch.outcomes import is_temporary
 
-LOOPBACK = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-
-
-class Signed(NamedTuple):
-    """A certificate and its key."""
-
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    @property
-    def pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def certificate(
-    name: str,
-    by: Signed | None = None,
-    *,
-    valid_days: tuple[int, int] = (-10, 10),
-    names: tuple[x509.GeneralName, ...] = (),
-) -> Signed:
-    """A certificate signed `by` another or by itself; an authority if it has no `names`."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    constraints = x509.BasicConstraints(ca=not names, path_length=None)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by.certificate.subject if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + dt.timedelta(days=valid_days[0]))
-        .not_valid_after(now + dt.timedelta(days=valid_days[1]))
-        .add_extension(constraints, critical=True)
-    )
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return Signed(builder.sign(by.key if by else key, hashes.SHA256()), key)
-
 
 def server_context(folder: Path, leaf: Signed, *chain: Signed) -> ssl.SSLContext:
     """The context of a server that sends `leaf` and `chain`."""
     cert_file, key_file = folder / "cert.pem", folder / "key.pem"
-    cert_file.write_bytes(b"".join(one.pem for one in (leaf, *chain)))
-    key_file.write_bytes(
-        leaf.key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    leaf.write(cert_file, key_file, *chain)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert_file, key_file)
     return context
@@ -85,12 +33,12 @@ class TlsHosts:
         self.ca_file = folder / "ca.pem"
         self.ca_file.write_bytes(root.pem)
         between = certificate("intermediate", root)
-        old_between = certificate("old intermediate", root, valid_days=(-9, -1))
+        old_between = certificate("old intermediate", root, valid_days=EXPIRED)
         ours = (x509.DNSName("shop.test"), LOOPBACK)
-        past, future = (-9, -1), (1, 9)
+        future = (1, 9)
         contexts = {
             "good": (certificate("shop.test", between, names=ours), between),
-            "expired": (certificate("shop.test", between, valid_days=past, names=ours), between),
+            "expired": (certificate("shop.test", between, valid_days=EXPIRED, names=ours), between),
             "expired_above": (certificate("shop.test", old_between, names=ours), old_between),
             "early": (certificate("shop.test", between, valid_days=future, names=ours), between),
             "wrong_name": (certificate("o", between, names=(x509.DNSName("o.test"),)), between),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncpg
+from tests.kit.certificates import Signed
 from tests.kit.processes import free_ports, is_alive, wait_until
 from tests.kit.run_cleanup import postgres_memory
 from tests.kit.waiting import wait_true
@@ -34,6 +35,12 @@ SERVERS: Final = {
 }
 """The folders of programs, by major version: the distribution's and those of the engine wheel."""
 PGBOUNCER: Final = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+
+
+_END_OTHERS: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 
 
 def missing_server(version: str) -> str | None:
@@ -123,6 +130,21 @@ class OwnPostgres(_Server):
         }
         words = ["-D", str(self.data), *(f"--{name}={value}" for name, value in fixed.items())]
         await self._begin(self._command("postgres", *words))
+
+    async def end_connections(self) -> None:
+        """End the connections of all clients."""
+        await run_statements(self.url, _END_OTHERS)
+
+    async def use_certificate(self, signed: Signed) -> None:
+        """Serve this certificate, with the setting `ssl="on"`; at once if the server runs."""
+        files = self.data / "server.crt", self.data / "server.key"
+        signed.write(*files)
+        for file in files:
+            file.chmod(0o600)
+            if self.owner is not None:
+                os.chown(file, *self.owner)
+        if self._process is not None:
+            await run_statements(self.url, "SELECT pg_reload_conf()")
 
     def run(self, program: str, *words: str | Path) -> None:
         """Run one of its programs to the end."""

@@ -21,10 +21,6 @@ from headrace.engines.sql import compile_query
 
 pytestmark = pytest.mark.slow
 IGNORED = {"ignore_startup_parameters": "statement_timeout"}
-END_OTHERS = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
-"""
 CHECK_INTERVAL = "SHOW client_connection_check_interval"
 SLEEP = compile_query("sleep", "-- Hold a connection.\nSELECT pg_sleep(0.05), :number::bigint")
 
@@ -99,7 +95,9 @@ def test_the_servers_own_url_alone_is_refused(tmp_path):
     assert "postgres.direct_url is set without postgres.url" in started.out + started.err
 
 
-async def test_the_doctor_names_the_pooler_and_its_fix(make_pooler, running_engines, tmp_path):
+async def test_the_doctor_names_the_pooler_and_its_fix(
+    make_pooler, pooled_server, running_engines, tmp_path
+):
     pooled, direct = await make_pooler(**IGNORED)
     await run_statements(direct, "CREATE DATABASE other")
 
@@ -120,5 +118,5 @@ async def test_the_doctor_names_the_pooler_and_its_fix(make_pooler, running_engi
     assert "statement_timeout" in found["timeouts"].text
     await run_statements(direct, found["timeouts"].fix)
     # Connections that the pooler has open still have the old setting.
-    await run_statements(direct, END_OTHERS)
+    await pooled_server.end_connections()
     assert "timeouts" not in await look(**{"postgres.direct_url": direct})

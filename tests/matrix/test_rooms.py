@@ -14,8 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.certificates import LOOPBACK, certificate
 from tests.kit.own_postgres import OwnPostgres, missing_server, run_statements
-from tests.kit.processes import HeadraceProcess
+from tests.kit.processes import HeadraceProcess, free_ports
 from tests.kit.stock_valkey import program_of
 from tests.kit.waiting import wait_true
 
@@ -30,17 +31,32 @@ FROM pg_stat_statements WHERE jit_functions > 0 ORDER BY jit_functions DESC
 """
 
 
-async def test_all_rooms_work_on_postgres_15_and_redis_7_and_no_statement_is_compiled(
-    make_postgres, make_valkey, make_rooms
+async def test_all_rooms_work_over_tls_on_stock_servers_and_no_statement_is_compiled(
+    make_postgres, make_valkey, make_rooms, tmp_path
 ):
-    """Compiled: by JIT, which the server's stock configuration has on."""
-    valkey = make_valkey("redis7")
+    """PostgreSQL 15 and Redis 7. Compiled: by JIT, which is on in the stock configuration."""
+    root = certificate("root")
+    own = certificate("127.0.0.1", root, names=(LOOPBACK,))
+    ca_file, cert_file, key_file = (tmp_path / name for name in ("ca", "cert", "key"))
+    ca_file.write_bytes(root.pem)
+    own.write(cert_file, key_file)
+    [port] = free_ports(1)
+    make_valkey(
+        "redis7",
+        **{"tls-port": str(port), "tls-auth-clients": "no", "tls-ca-cert-file": str(ca_file)},
+        **{"tls-cert-file": str(cert_file), "tls-key-file": str(key_file)},
+    )
     server = await make_postgres(
         "15", shared_preload_libraries="pg_stat_statements", **{"pg_stat_statements.track": "all"}
     )
+    await server.use_certificate(own)
+    await run_statements(server.url, "ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()")
     await run_statements(server.url, "CREATE EXTENSION pg_stat_statements")
     assert (await run_statements(server.url, "SHOW jit"))[0][0] == "on"
-    make_rooms(HEADRACE_POSTGRES_URL=server.url, HEADRACE_VALKEY_URL=valkey.url).require_all()
+    make_rooms(
+        HEADRACE_POSTGRES_URL=f"{server.url}?sslmode=verify-full&sslrootcert={ca_file}",
+        HEADRACE_VALKEY_URL=f"valkeys://127.0.0.1:{port}?ssl_ca_certs={ca_file}",
+    ).require_all()
     assert [dict(row) for row in await run_statements(server.url, COMPILED)] == []
 
 

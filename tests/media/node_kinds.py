@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from raw_clients import Served, serving
+from tests.kit.certificates import client_context, self_signed_files
 from tests.kit.storm import bucket as s3
 from tests.kit.waiting import wait_true
-from tls_files import client_context, make_certificate
 
 from headrace.engines.blobs import Blobs
 from headrace.media import partitions
@@ -153,7 +153,7 @@ def over_tls(start):
     @asynccontextmanager
     async def start_tls(folder: Path, **settings):
         folder.mkdir(parents=True, exist_ok=True)
-        cert, key = make_certificate(folder)
+        cert, key = self_signed_files(folder)
         settings |= {"listen_tls": ("127.0.0.1", 0), "tls_cert": cert, "tls_key": key}
         settings |= {"tls": client_context(cert)}
         async with start(folder, **settings) as node:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tls_files import make_certificate
+from tests.kit.certificates import EXPIRED, self_signed_files
 
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media.cluster.membership import InvalidNode
@@ -63,7 +63,7 @@ def test_values_at_the_bounds_are_accepted():
 
 def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
     names = ("tls_cert", "tls_key")
-    cert, key = make_certificate(tmp_path)
+    cert, key = self_signed_files(tmp_path)
     require_servable(config_of(listen_tls="127.0.0.1:0", tls_cert=cert, tls_key=key))
     text, locked = f"{tmp_path}/text.pem", f"{tmp_path}/locked.pem"
     Path(text).write_text("no certificate")
@@ -76,8 +76,8 @@ def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
     )
     (tmp_path / "old").mkdir()
     (tmp_path / "other").mkdir()
-    old = dict(zip(names, make_certificate(tmp_path / "old", ends_h=-1), strict=True))
-    other = make_certificate(tmp_path / "other")[1]
+    old = dict(zip(names, self_signed_files(tmp_path / "old", valid_days=EXPIRED), strict=True))
+    other = self_signed_files(tmp_path / "other")[1]
     for files, expected in (
         ({}, "got none"),
         (old, "expired"),

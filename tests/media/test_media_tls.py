@@ -14,8 +14,8 @@ import pytest
 from node_kinds import PYTHON_TLS, TLS, TLS_BLOCKS
 from raw_clients import head_of, wait_until
 from structlog.testing import capture_logs
+from tests.kit.certificates import EXPIRED, client_context, self_signed_files
 from tests.kit.waiting import wait_true
-from tls_files import client_context, make_certificate
 
 from headrace.cli import doctor_media
 from headrace.media import MediaConfig
@@ -101,7 +101,7 @@ async def test_a_new_certificate_is_used_and_ends_no_connection(kind, tmp_path, 
             (tmp_path / "cert.pem").write_text("no certificate")
             await wait_until(lambda: "certificate_refused" in [e["event"] for e in events])
         assert not (await visit(node, old)).is_resumed
-        new = client_context(make_certificate(tmp_path)[0])
+        new = client_context(self_signed_files(tmp_path)[0])
 
         async def is_new() -> bool:
             try:
@@ -172,7 +172,7 @@ async def test_the_kernel_encrypts_where_it_can(tmp_path):
 
 def test_a_worker_that_replaces_a_dead_one_accepts_an_expired_certificate(tmp_path):
     """Otherwise the node would lose its plain HTTP too; a node does not start with it."""
-    cert, key = make_certificate(tmp_path, ends_h=-1)
+    cert, key = self_signed_files(tmp_path, valid_days=EXPIRED)
     config = MediaConfig(listen_tls=("127.0.0.1", 0), tls_cert=cert, tls_key=key)
     tls_io.ServerTls(config, None)
     with pytest.raises(OSError, match="expired"):

@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from tests.kit.certificates import client_context, self_signed_files
 from tests.kit.processes import HeadraceProcess, is_alive
 from tests.kit.waiting import wait_true as wait_true_for
 from tests.kit.whole_nodes import (
@@ -23,7 +24,6 @@ from tests.kit.whole_nodes import (
     resident_kib,
     whole_node,
 )
-from tls_files import client_context, make_certificate
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
@@ -54,7 +54,7 @@ async def node(tmp_path_factory):
     """A node with two workers and two disks, for tests that leave it intact."""
     folder = tmp_path_factory.mktemp("shared")
     settings = {**await stored(folder), "media_connections_max": "6000"}
-    cert, key = make_certificate(folder)
+    cert, key = self_signed_files(folder)
     tls = {"media_tls_cert": cert, "media_tls_key": key}
     tls_port = free_port()
     tls["media_listen_tls"] = f"127.0.0.1:{tls_port}"

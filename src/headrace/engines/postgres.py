@@ -8,6 +8,7 @@ needs none.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -447,18 +448,29 @@ def translated_errors(server: str = "") -> Iterator[None]:
             " run `headrace migrate`"
         ) from error
     except REFUSED as error:
-        raise PostgresRefused(
-            f"PostgreSQL{at} refuses the connection ({_reason_of(error)}): correct user, password,"
-            " database and parameters in postgres.url (HEADRACE_POSTGRES_URL), or add a line for"
-            " this host, user and database to the server's pg_hba.conf",
-            retry_after_s=5,
-        ) from error
+        raise PostgresRefused(_refusal(error, at), retry_after_s=5) from error
     except ELSEWHERE as error:
         raise pooler_error(at) from error
     except (*FULL, *DOWN) as error:
         if UNTRACKED in str(error):
             raise pooler_error(at) from error
         raise _down_error(error, at) from error
+
+
+def _refusal(error: BaseException, at: str) -> str:
+    """What to correct after a refusal; `at` is empty or ` at SERVER`."""
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        reason = " ".join(str(error.args[0]).split())
+        return (
+            f"PostgreSQL{at} is not reached: {reason}. Correct the parameters in postgres.url"
+            " (HEADRACE_POSTGRES_URL)"
+        )
+    reason = _reason_of(error)
+    return (
+        f"PostgreSQL{at} refuses the connection ({reason}): correct user, password, database and"
+        " parameters in postgres.url (HEADRACE_POSTGRES_URL), or add a line for this host, user and"
+        " database to the server's pg_hba.conf"
+    )
 
 
 def _down_error(error: BaseException, at: str) -> PostgresDown:
@@ -473,6 +485,10 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
     if isinstance(error, asyncpg.TooManyConnectionsError):
         text = f"PostgreSQL{at} refuses more connections ({reason}): raise max_connections, or the"
         return PostgresDown(f"{text} limit of role or database", retry_after_s=2)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = f"PostgreSQL{at} has a certificate that is not accepted ({error.verify_message}):"
+        text += " replace it, or correct the host, sslmode or sslrootcert in postgres.url"
+        return PostgresDown(f"{text} (HEADRACE_POSTGRES_URL)", retry_after_s=2)
     is_starting = isinstance(error, asyncpg.CannotConnectNowError)
     what = "is read-only" if isinstance(error, READ_ONLY) else "does not respond"
     state = "is starting, stopping or recovering" if is_starting else what
@@ -486,7 +502,7 @@ def _reason_of(error: BaseException) -> str:
     """The kind of `error`, and the text if the kind alone does not show what to correct."""
     kind, is_clear = type(error).__name__, isinstance(error, ConnectionError | TimeoutError)
     is_vague = isinstance(error, (*REFUSED, OSError)) and not is_clear
-    return f"{kind}: {str(error)[:200]}" if is_vague else kind
+    return f"{kind}: {' '.join(str(error).split())[:200]}" if is_vague else kind
 
 
 def pooler_error(at: str) -> PostgresPooled:

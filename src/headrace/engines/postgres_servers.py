@@ -26,6 +26,7 @@ import asyncpg
 
 from headrace.engines.endpoints import seeds_of
 from headrace.engines.postgres_pool import DOWN
+from headrace.engines.postgres_tls import tls_options, unusable_file
 
 _IDLE_S: Final = 2
 """Silence after which the kernel probes the server's host."""
@@ -86,9 +87,12 @@ class Servers:
         standbys = 0
         for url in list(self._urls):
             try:
-                connection = await asyncpg.connect(url, timeout=each_s, **options)
+                own = {**options, **tls_options(url)}
+                connection = await asyncpg.connect(url, timeout=each_s, **own)
                 await self._prepare(connection, timeout_s)
             except DOWN as error:
+                if unusable := unusable_file(error):
+                    raise asyncpg.ClientConfigurationError(unusable) from error
                 standbys += isinstance(error, asyncpg.TargetServerAttributeNotMatched)
                 if failed is None or _rank(error) >= _rank(failed):
                     failed = error

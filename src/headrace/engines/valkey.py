@@ -24,8 +24,6 @@ from typing import Any, Final
 
 from valkey.asyncio import ConnectionPool
 from valkey.asyncio import Valkey as Client
-from valkey.asyncio.connection import SSLConnection
-from valkey.asyncio.connection import parse_url as parse_options
 from valkey.asyncio.sentinel import (
     MasterNotFoundError,
     Sentinel,
@@ -43,6 +41,7 @@ from headrace.engines.endpoints import (
     server_of,
     split_sentinels,
 )
+from headrace.engines.valkey_url import is_tls, options_of, refused_certificate
 from headrace.kernel.config import parse_duration_s, parse_text, setting
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.resilience import preserve_cancellation
@@ -176,7 +175,7 @@ class Valkey:
         }
         rest, sentinel_urls = split_sentinels(url)
         seeds = seeds_of(rest)
-        self._options: dict[str, Any] = {**parse_options(seeds[0]), **timeouts}
+        self._options: dict[str, Any] = {**options_of(seeds[0]), **timeouts}
         self.sentinels: SentinelGroup | None = None
         if sentinel_urls is not None:
             seeds = seeds[:1]
@@ -185,7 +184,7 @@ class Valkey:
         else:
             self._seeds = [
                 Node(
-                    Client.from_url(seed, **timeouts),
+                    client_of({**options_of(seed), **timeouts}),
                     server_of(seed, port=6379, socket="valkey.sock"),
                 )
                 for seed in seeds
@@ -321,8 +320,7 @@ class Valkey:
             options = {**self._options, "host": host, "port": port}
             if options.pop("path", None):
                 del options["connection_class"]
-            pool: Any = ConnectionPool(**options)
-            node = self._nodes[address] = Node(Client.from_pool(pool), address)
+            node = self._nodes[address] = Node(client_of(options), address)
         return node
 
     def _no_owner(self) -> ValkeyDown:
@@ -333,8 +331,14 @@ class Valkey:
         )
 
 
+def client_of(options: dict[str, Any]) -> Any:
+    """The stock client with a pool of connections with these options."""
+    make: Any = ConnectionPool
+    return Client.from_pool(make(**options))
+
+
 def _host_of(seed: str) -> str:
-    return dict(parse_options(seed)).get("host") or "localhost"
+    return options_of(seed).get("host") or "localhost"
 
 
 def no_cluster(server: str) -> ValkeyDown:
@@ -369,13 +373,13 @@ class SentinelGroup:
         )
         make: Any = _Sentinels
         self._manager = make([])
-        self._manager.sentinels = [Client.from_url(url, **limits) for url in found.urls]
+        self._manager.sentinels = [client_of({**options_of(url), **limits}) for url in found.urls]
 
     def client(self, options: dict[str, Any]) -> Any:
         """A client of the primary; each of its connections begins with a request for it."""
         own = {name: options[name] for name in options.keys() - {"host", "port"}}
-        is_tls = issubclass(own.pop("connection_class", object), SSLConnection)
-        kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
+        kind = SentinelManagedSSLConnection if is_tls(own) else SentinelManagedConnection
+        own.pop("connection_class", None)
         make: Any = SentinelConnectionPool
         return Client.from_pool(make(self.name, self._manager, connection_class=kind, **own))
 
@@ -480,6 +484,7 @@ def translated_errors(server: str) -> Iterator[None]:
             raise refused_password(server, str(error)) from error
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]
+        reason = refused_certificate(error) or reason
         raise ValkeyDown(
             f"Valkey at {server} failed ({reason}): check it with `headrace doctor`, then try"
             " again",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from libvalkey import pack_command
-from valkey.asyncio.connection import SSLConnection, parse_url
 
 from headrace.engines.endpoints import SentinelUrls
 from headrace.engines.multiplex.connection import (
@@ -20,6 +19,7 @@ from headrace.engines.multiplex.connection import (
     down,
 )
 from headrace.engines.valkey import SentinelGroup, ValkeyDown
+from headrace.engines.valkey_url import is_tls, options_of, refused_certificate
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.resilience import Backoff
 
@@ -48,19 +48,18 @@ class Address:
 
 def address_of(url: str) -> Address:
     """The address of `url`, read by the stock client's parser."""
-    options: dict[str, Any] = dict(parse_url(url))
+    options = options_of(url)
     words: list[tuple[str, ...]] = []
     if options.get("password"):
         user = (options["username"],) if options.get("username") else ()
         words.append(("AUTH", *user, options["password"]))
     if int(options.get("db") or 0):
         words.append(("SELECT", str(options["db"])))
-    is_tls = issubclass(options.get("connection_class", object), SSLConnection)
     return Address(
         host=options.get("host") or "localhost",
         port=int(options.get("port") or 6379),
         path=options.get("path"),
-        tls=_tls_of(options) if is_tls else None,
+        tls=_tls_of(options) if is_tls(options) else None,
         greeting=(*words, ("PING",)),
     )
 
@@ -80,8 +79,7 @@ def _tls_of(options: dict[str, Any]) -> ssl.SSLContext:
             f" ssl_... parameters, got {error.strerror or type(error).__name__}"
         ) from error
     wanted = str(options.get("ssl_cert_reqs") or "required").lower()
-    if wanted in ("none", "optional") or options.get("ssl_check_hostname") in (False, "False"):
-        context.check_hostname = False
+    context.check_hostname = options["ssl_check_hostname"]
     if wanted in ("none", "optional"):
         context.verify_mode = ssl.CERT_NONE if wanted == "none" else ssl.CERT_OPTIONAL
     return context
@@ -235,4 +233,6 @@ async def _require_primary(connection: Connection, address: Address) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return error.text if isinstance(error, ValkeyDown) else type(error).__name__
+    if isinstance(error, ValkeyDown):
+        return error.text
+    return refused_certificate(error) or type(error).__name__
