@@ -1,4 +1,7 @@
-"""Faults of servers that are not embedded: a pooler, a pair of PostgreSQL, a cluster of Valkey."""
+"""Faults of servers that are not embedded.
+
+A pooler, a pair of PostgreSQL, PostgreSQL with TLS, a cluster of Valkey.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.kit.certificates import EXPIRED, LOOPBACK, certificate
 from tests.kit.chaos import ChaosProxy, Upstream
 from tests.kit.own_cluster import OwnCluster, own_cluster
-from tests.kit.own_postgres import PGBOUNCER, SERVERS, OwnPgbouncer, OwnPostgres, run_statements
+from tests.kit.own_postgres import (
+    PGBOUNCER,
+    SERVERS,
+    OwnPgbouncer,
+    OwnPostgres,
+    missing_server,
+    run_statements,
+)
 from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
@@ -24,6 +35,8 @@ from headrace.engines.postgres import Postgres, PostgresConfig
 from verification.torture.site import Site
 
 VERSION = "18"
+ENCRYPTED = "15"
+"""The distribution's: the wheel's servers are built without TLS."""
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
 SYNCHRONOUS = "ALTER SYSTEM SET synchronous_standby_names = '*'"
 SYNC_STATE = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
@@ -37,7 +50,14 @@ class Servers:
     postgres: Postgres | None = None
     """A pool to another PostgreSQL than the embedded one."""
     is_cluster: bool = False
+    is_encrypted: bool = False
+    """Whether clients of PostgreSQL use TLS, which its proxy cannot read."""
     control: Any = None
+
+
+def missing_encrypted() -> str | None:
+    """Why PostgreSQL with TLS cannot be started here."""
+    return missing_server(ENCRYPTED)
 
 
 def missing_pgbouncer() -> str | None:
@@ -71,6 +91,50 @@ async def restart_pooler(site: Site) -> float:
     await site.servers.control.start()
     site.doubt(began_s)
     return began_s
+
+
+@asynccontextmanager
+async def encrypted(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
+    """A PostgreSQL whose clients verify its certificate."""
+    folder.mkdir(parents=True)
+    root, ca_file = certificate("root"), folder / "root.pem"
+    ca_file.write_bytes(root.pem)
+    server = OwnPostgres(folder / "p", ENCRYPTED, ssl="on", max_connections="200")
+    try:
+        await server.make()
+        await server.use_certificate(certificate("db", root, names=(LOOPBACK,)))
+        await server.start()
+        url = f"{server.url}?sslmode=verify-full&sslrootcert={ca_file}"
+        async with migrated(url) as postgres:
+            own = replace(endpoints, postgres_url=url)
+            yield Servers(own, postgres, is_encrypted=True, control=(server, root))
+    finally:
+        server.end()
+
+
+async def expire(site: Site) -> None:
+    """Replace the certificate by an expired one for a while, and end all connections."""
+    server, root = site.servers.control
+    began_s = time.monotonic()
+    old = certificate("db", root, names=(LOOPBACK,), valid_days=EXPIRED)
+    await server.use_certificate(old)
+    try:
+        await server.end_connections()
+        await site.pass_time(site.chance.uniform(0.3, 2.0))
+    finally:
+        await server.use_certificate(certificate("db", root, names=(LOOPBACK,)))
+        site.doubt(began_s)
+
+
+@asynccontextmanager
+async def migrated(url: str) -> AsyncIterator[Postgres]:
+    """A pool to the server of `url`, with all tables."""
+    postgres = Postgres(url, PostgresConfig(connect_timeout_s=5.0, statement_timeout_s=5.0))
+    try:
+        await apply_migrations(postgres, PACKAGES)
+        yield postgres
+    finally:
+        await postgres.close()
 
 
 @asynccontextmanager
@@ -145,14 +209,9 @@ async def pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
     try:
         await servers.start()
         with ChaosProxy(servers.primary.url) as address:
-            config = PostgresConfig(connect_timeout_s=5.0, statement_timeout_s=5.0)
-            postgres = Postgres(address.url, config)
-            try:
-                await apply_migrations(postgres, PACKAGES)
+            async with migrated(address.url) as postgres:
                 own = replace(endpoints, postgres_url=address.url)
                 yield Servers(own, postgres, control=(servers, address))
-            finally:
-                await postgres.close()
     finally:
         servers.end()
 

@@ -189,12 +189,11 @@ FAULTS: Final[dict[str, Fault]] = {
         needs=Needs(servers=engine.pooled),
     ),
     "expired-certificate": Fault(
-        "a certificate expires",
-        None,
-        none(
-            "not built: hosts and nodes here serve HTTP without TLS;"
-            " tests/fetch/test_tls_faults.py, tests/media/test_media_tls.py"
-        ),
+        "the certificate of PostgreSQL has expired, and is replaced",
+        engine.expire,
+        {"media": "nodes use no PostgreSQL; theirs: tests/media/test_media_tls.py"},
+        missing=engine.missing_encrypted,
+        needs=Needs(servers=engine.encrypted),
     ),
     "s3-errors": Fault(
         "the bucket answers 429, 500 or 503",

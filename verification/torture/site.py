@@ -357,6 +357,8 @@ async def open_site(
         if servers is not None and servers.is_cluster:
             # Clients of a cluster connect to the addresses that its nodes report.
             seen = replace(seen, valkey_url=endpoints.valkey_url)
+        if servers is not None and servers.is_encrypted:
+            seen = replace(seen, postgres_url=endpoints.postgres_url)
         chance = random.Random(seed)
         parts = {"endpoints": seen, "postgres": postgres, "chance": chance, "direct": endpoints}
         site = Site(folder / "fleet", engines, proxies, **parts)

@@ -40,9 +40,11 @@ NEEDS = compile_query(
 )
 COUNTS = compile_query(
     "counts",
-    "-- The counts of the runs.\n"
+    "-- The counts of the runs but those abandoned for a repeated one.\n"
     "SELECT r.id, r.state, r.photos, c.outcome, c.photos AS counted FROM headrace.fetch_run r"
-    " LEFT JOIN headrace.fetch_count c ON c.run_id = r.id",
+    " LEFT JOIN headrace.fetch_count c ON c.run_id = r.id"
+    " WHERE r.state <> 'abandoned' OR NOT EXISTS (SELECT FROM headrace.fetch_run n"
+    "  WHERE n.customer = r.customer AND n.id > r.id)",
 )
 STORED = compile_query("stored", "-- Stored photos.\nSELECT sha256, key FROM headrace.fetch_photo")
 RESULTS = compile_query(
@@ -50,13 +52,13 @@ RESULTS = compile_query(
 )
 OPEN = compile_query(
     "open",
-    "-- Runs and jobs that have not ended; delays of retries are skipped.\n"
+    "-- Runs and jobs that have not ended; a repeated run abandons the one before.\n"
     "WITH ours AS (SELECT id FROM headrace.queue WHERE name IN ('fetch.publish', 'fetch.item')),"
     " hurried AS (UPDATE headrace.job_ready SET run_at = now()"
     "  WHERE run_at > now() + interval '1 second' AND queue IN (TABLE ours)),"
     " lanes AS (UPDATE headrace.lane_job SET run_at = now()"
     "  WHERE run_at > now() + interval '1 second')"
-    "SELECT (SELECT count(*) FROM headrace.fetch_run WHERE state <> 'done')"
+    "SELECT (SELECT count(*) FROM headrace.fetch_run WHERE state NOT IN ('done', 'abandoned'))"
     " + (SELECT count(*) FROM headrace.job_ready WHERE queue IN (TABLE ours))"
     " + (SELECT count(*) FROM headrace.lane_job WHERE queue IN (TABLE ours))"
     " + (SELECT count(*) FROM headrace.job_lease)",
