@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-API = os.environ.get("HEADRACE_API", "http://127.0.0.1:8400")
+API = os.environ.get("HEADRACE_API", "http://127.0.0.1:8080")
 TOKEN = os.environ.get("HEADRACE_TOKEN", "")
 SPOOL = Path(os.environ.get("SPOOL", "spool"))
 PACKS_MAX = 10_000
