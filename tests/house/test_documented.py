@@ -22,6 +22,10 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 ROOMS = ["jobs", "fetch", "views", "feed", "media"]
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^\s>]+")
 
+CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
+RUN_IN = re.compile(r"^(?:<p>)?(?:[-*]|\d+\.) .{,40}", re.MULTILINE)
+"""A list on the site that is the text of a paragraph."""
+
 
 def run(*words, **env):
     return subprocess.run(
@@ -130,7 +134,11 @@ def test_the_site_builds_has_all_pages_and_loads_nothing_from_elsewhere(tmp_path
     for path in docs.rglob("*.md"):
         name = path.relative_to(docs).with_suffix("")
         assert {name, name.with_name("index")} & built.keys(), f"{name} is not in the site"
-    assert [path.name for path in built.values() if LOADED.findall(path.read_text())] == []
+    html = {name: path.read_text() for name, path in built.items()}
+    assert [name for name, text in html.items() if LOADED.findall(text)] == []
+    prose = {str(name): CODE.sub("", text) for name, text in html.items()}
+    run_in = {name: found for name, text in prose.items() if (found := RUN_IN.findall(text))}
+    assert run_in == {}, "a list needs an empty line before it, a list inside it four spaces"
     listed = re.findall(
         r"^- \[.+\]\((.+)\.html\): .+\.$", (tmp_path / "llms.txt").read_text(), re.MULTILINE
     )
