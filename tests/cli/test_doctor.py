@@ -23,7 +23,8 @@ from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
 from headrace.engines.backup.archive import Archive, BackupConfig
 from headrace.engines.backup.archiver import new_holder
 from headrace.engines.backup.standby import Source
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import Query
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name

@@ -15,7 +15,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from headrace.engines.caller_transaction import SchemaDenied, TransactionUnfit, runner_for
 from headrace.engines.migrate import SchemaBehind
-from headrace.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown, PostgresFull
+from headrace.engines.postgres_errors import (
+    ConstraintViolated,
+    PostgresBusy,
+    PostgresDown,
+    PostgresFull,
+)
 from headrace.engines.sql import array_literal, compile_query, percent_text
 
 MOMENT = datetime(2026, 11, 21, 12, 0, 0, 500, timezone(timedelta(hours=3, seconds=7)))

@@ -21,7 +21,8 @@ from headrace.engines.embedded import (
 )
 from headrace.engines.embedded.data_folder import is_locked
 from headrace.engines.embedded.process import processes_in
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig
 

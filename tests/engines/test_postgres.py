@@ -11,11 +11,10 @@ from tests.kit.waiting import wait_true
 from headrace import Headrace
 from headrace.engines import postgres_pool
 from headrace.engines.migrate import UrlsDiffer, require_sessions
-from headrace.engines.postgres import (
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import (
     ConstraintViolated,
-    Postgres,
     PostgresBusy,
-    PostgresConfig,
     PostgresDown,
     PostgresFull,
     PostgresRefused,

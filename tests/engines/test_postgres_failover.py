@@ -14,7 +14,8 @@ from tests.kit.own_postgres import OwnPostgres, run_statements
 from tests.kit.waiting import wait_true
 
 from headrace.engines.commit_wait import commit_wait_of, find_commit_wait
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 
 MAKE = "CREATE TABLE mark (word text)"

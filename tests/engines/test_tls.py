@@ -11,7 +11,8 @@ from tests.kit.stock_valkey import StockValkey, program_of
 from tests.kit.waiting import wait_true
 
 from headrace.engines.multiplex import Multiplexer
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown, PostgresRefused
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown, PostgresRefused
 from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.kit.waiting import wait_true
 from tests.views.room_harness import KeysCopy
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import store
 from headrace.feed.apply import Applier

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack
 import pytest
 from room import HEAD, rows
 
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.fetch.catalogues import RUNS_AT_ONCE, Catalogues, Order
 from headrace.fetch.errors import (
     CatalogueBroken,

@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from tests.kit.waiting import wait_true
 
 from headrace.engines.caller_transaction import ConnectionUnknown, TransactionUnfit
-from headrace.engines.postgres import PostgresBusy
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
 from headrace.jobs.errors import InvalidJob, QueueUnknown
 from headrace.jobs.handle import Bridge

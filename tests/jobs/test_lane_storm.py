@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from lease_steps import live_manager, told
 
-from headrace.engines.postgres import PostgresBusy
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import NewJob
 from headrace.jobs.errors import JobNotWaiting, LaneUnknown
 from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome

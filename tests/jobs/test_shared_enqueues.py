@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import ConstraintViolated
+from headrace.engines.postgres_errors import ConstraintViolated
 from headrace.jobs import NewJob
 from headrace.jobs.errors import InvalidJob, PayloadTooLarge, QueueUnknown
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob, store
 from headrace.jobs.agent.assignment import Allowances, Assignment

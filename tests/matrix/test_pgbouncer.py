@@ -16,7 +16,8 @@ from headrace import Headrace
 from headrace.app import PACKAGES
 from headrace.cli.doctor_engines import check_postgres
 from headrace.engines.migrate import apply_migrations, check_schema, shares_backends
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresPooled
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresPooled
 from headrace.engines.sql import compile_query
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,8 @@ from tests.kit.chaos import BLACK_HOLE, RESET, ChaosProxy
 from tests.kit.storm.fleet import ROLES
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewGroup, NewJob
 

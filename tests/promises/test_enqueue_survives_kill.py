@@ -15,7 +15,8 @@ from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
 from headrace.engines.migrate import apply_migrations
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.engines.postgres import PostgresBusy, PostgresDown
+from headrace.engines.postgres_errors import PostgresBusy, PostgresDown
 
 
 class Both:

@@ -14,7 +14,7 @@ from verification.simulation.postgres_client import SimulatedPostgres
 from verification.simulation.run import run_seed, shrink
 from verification.simulation.world import World
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 
 ADD = compile_query("add", "-- Add an effect.\nINSERT INTO effect VALUES (:key)")

@@ -10,7 +10,8 @@ import pytest
 from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 
 CONFIG = PostgresConfig(connect_timeout_s=0.2, statement_timeout_s=5)

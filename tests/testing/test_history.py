@@ -11,7 +11,7 @@ import pytest
 from tests.kit.history import Recorder, read_history
 from tests.kit.processes import wait_until
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.jobs import QueueUnknown
 
 ENDLESS = """

@@ -15,7 +15,8 @@ from tests.kit.checkers import (
 from tests.kit.history import Recorder, read_history
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
 from headrace.jobs.model import TakenOutcome

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.views import valkey_store
 from headrace.views.valkey_store import CircuitBreaker
 

@@ -8,7 +8,8 @@ import pytest
 from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.kernel.clock import VirtualClock
 from headrace.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
 from headrace.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import Query
 from headrace.kernel.clock import VirtualClock
 from headrace.web.history import (

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from headrace.engines.postgres import PostgresBusy, PostgresDown, Runner, Tx
+from headrace.engines.postgres import Runner, Tx
+from headrace.engines.postgres_errors import PostgresBusy, PostgresDown
 from headrace.engines.sql import Query
 from verification.simulation.loop import CURRENT
 from verification.simulation.postgres import PostgresModel, Session, Waits

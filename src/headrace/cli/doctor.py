@@ -49,7 +49,7 @@ from headrace.engines.embedded.data_folder import require_owner
 from headrace.engines.endpoints import masked_url
 from headrace.engines.migrate import plan_migrations
 from headrace.engines.mount_guard import RECORD_FILE
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel import spans
 from headrace.kernel.config import ENV_PREFIX, Loaded

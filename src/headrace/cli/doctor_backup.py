@@ -23,7 +23,8 @@ from headrace.engines.backup.state import ArchiveState, log_behind, newest_log, 
 from headrace.engines.embedded import FolderUnusable
 from headrace.engines.embedded.data_folder import is_locked, require_recovered
 from headrace.engines.embedded.settings import endpoints_of
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, HeadraceError
 from headrace.kernel.terminal import pluralize

@@ -22,7 +22,8 @@ from headrace.engines.blobs import BlobChanged, Blobs
 from headrace.engines.commit_wait import find_commit_wait
 from headrace.engines.embedded.programs import POSTGRES_MAJOR_MIN
 from headrace.engines.migrate import shares_backends
-from headrace.engines.postgres import PostgresConfig, PostgresPooled, SchemaBehind
+from headrace.engines.postgres import PostgresConfig
+from headrace.engines.postgres_errors import PostgresPooled, SchemaBehind
 from headrace.engines.sql import load_queries
 from headrace.engines.valkey import Node, SentinelGroup
 from headrace.kernel.errors import HeadraceError

@@ -28,7 +28,8 @@ from headrace.cli.supervisor import announce_ready, watch_code, watch_parent
 from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
 from headrace.engines.mount_guard import RECORD_FILE
-from headrace.engines.postgres import Postgres, PostgresDown, PostgresRefused
+from headrace.engines.postgres import Postgres
+from headrace.engines.postgres_errors import PostgresDown, PostgresRefused
 from headrace.kernel import metrics, spans
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from headrace.engines.postgres import (
+from headrace.engines.postgres import Runner, Tx
+from headrace.engines.postgres_errors import (
     ConstraintViolated,
     PostgresBusy,
     PostgresDown,
     PostgresFull,
-    Runner,
     SchemaBehind,
-    Tx,
 )
 from headrace.engines.remote import Record
 from headrace.engines.sql import Query, percent_text

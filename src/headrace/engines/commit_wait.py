@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.engines.postgres import Postgres, PostgresDown, Row, Tx
+from headrace.engines.postgres import Postgres, Row, Tx
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import Query, load_queries
 
 SQL: Final = load_queries("headrace.engines")

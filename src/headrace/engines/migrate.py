@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from headrace.engines.postgres import Postgres, SchemaBehind, Tx, pooler_error, translated_errors
+from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres_errors import SchemaBehind, pooler_error, translated_errors
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import Conflict, Corrupt
 

@@ -3,6 +3,9 @@
     servers = Servers("postgresql://headrace@db1,db2,db3/site", role="read-write")
     connection = await servers.connect(timeout=5)
 
+It also trusts the authorities of the operating system for `sslrootcert=system`, as libpq does since
+version 16, and names a file of the URL that cannot be used.
+
 The driver alone is unfit for failover in three ways:
 
 - It tries the servers of a URL in order within one timeout, so a first server without network uses
@@ -13,20 +16,23 @@ The driver alone is unfit for failover in three ways:
   wait of a commit for its synchronous standby: others then read, and acknowledge, a commit that
   a failover loses. Here it closes the connection, and the server itself ends the statement.
 
-Sources: tcp(7); PostgreSQL's documentation of `synchronous_commit` and `SyncRepWaitForLSN`.
+Sources: tcp(7); PostgreSQL's documentation of `synchronous_commit`, `SyncRepWaitForLSN`
+and libpq, "SSL Support".
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 import time
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
 from headrace.engines.endpoints import seeds_of
 from headrace.engines.postgres_pool import DOWN
-from headrace.engines.postgres_tls import tls_options, unusable_file
 
 _IDLE_S: Final = 2
 """Silence after which the kernel probes the server's host."""
@@ -147,3 +153,38 @@ def watch_host(connection: Any, silent_max_s: float) -> None:
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_max_s * 1000))
+
+
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+SYSTEM: Final = "system"
+
+
+def tls_options(url: str) -> dict[str, Any]:
+    """Options of the driver for a connection to the server of `url`.
+
+    Raises: asyncpg.ClientConfigurationError.
+    """
+    found = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+    is_system = found.get("sslrootcert") == SYSTEM
+    for name in _FILES:
+        path = found.get(name)
+        if path and not (is_system and name == "sslrootcert") and not os.access(path, os.R_OK):
+            raise asyncpg.ClientConfigurationError(
+                f"{name} is {path!r}, a file that does not exist or cannot be read"
+            )
+    if not is_system:
+        return {}
+    if found.get("sslmode", "verify-full") != "verify-full":
+        raise asyncpg.ClientConfigurationError("sslrootcert=system requires sslmode=verify-full")
+    context = ssl.create_default_context()
+    if "sslcert" in found:
+        password = found.get("sslpassword", "")
+        context.load_cert_chain(found["sslcert"], found.get("sslkey"), lambda: password)
+    return {"ssl": context}
+
+
+def unusable_file(error: BaseException) -> str:
+    """Why OpenSSL cannot use a file that the URL names; empty for other errors."""
+    if isinstance(error, ssl.SSLError) and error.library in ("X509", "PEM"):
+        return f"a certificate or key of the URL cannot be used: {error.reason}"
+    return ""

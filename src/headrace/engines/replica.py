@@ -17,15 +17,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from headrace.engines.postgres import (
-    SQL,
-    Postgres,
-    PostgresBusy,
-    PostgresConfig,
-    PostgresDown,
-    Runner,
-    SchemaBehind,
-)
+from headrace.engines.postgres import SQL, Postgres, PostgresConfig, Runner
+from headrace.engines.postgres_errors import PostgresBusy, PostgresDown, SchemaBehind
 from headrace.engines.sql import Query
 from headrace.kernel.errors import Conflict, Unavailable
 from headrace.kernel.logs import SparseLogger, logger

@@ -23,7 +23,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, PostgresBusy, Row, Tx
+from headrace.engines.postgres import Postgres, Row, Tx
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX, ROWS_TO_ANALYZE, Applying, SafetyHold, slow_value
 from headrace.fetch.errors import (

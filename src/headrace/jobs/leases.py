@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from headrace.engines.postgres import Postgres, PostgresBusy
+from headrace.engines.postgres import Postgres
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.messages import Ack, Outcome, Progress
 from headrace.jobs.model import OUTCOMES, JobsConfig, jobs_finished, jobs_wait_seconds, leases_lost

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Keys, Multiplexer, ValkeyPartlyDown, scan, scan_all
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.valkey import Valkey
 from headrace.kernel.errors import Unavailable
 from headrace.views.model import TOMBSTONE_S, Correction

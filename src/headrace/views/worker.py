@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import Final, TypeVar
 
 from headrace.engines import Engines
-from headrace.engines.postgres import PostgresBusy
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger

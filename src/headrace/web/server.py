@@ -27,7 +27,8 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 
-from headrace.engines.postgres import Postgres, PostgresBusy, Tx
+from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.engines.sql import load_queries
 from headrace.kernel.resilience import crash_point
 from headrace.kernel.routes import Effect, Idempotency

@@ -23,7 +23,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
+from headrace.engines.postgres import Postgres, from_row
+from headrace.engines.postgres_errors import ConstraintViolated
 from headrace.engines.sql import load_queries
 from headrace.kernel.ids import require_id
 from headrace.kernel.routes import PAGE_ROWS_MAX

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headrace.engines.blobs import Blobs
-from headrace.engines.postgres import Postgres, PostgresBusy, Tx
+from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX, Applying
 from headrace.fetch.catalogues import Catalogues, CurrentRules, Order

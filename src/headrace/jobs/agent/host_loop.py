@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
 
-from headrace.engines.postgres import Postgres, Tx, translated_errors
+from headrace.engines.postgres import Postgres, Tx
+from headrace.engines.postgres_errors import translated_errors
 from headrace.jobs import store
 from headrace.jobs.agent import capacity
 from headrace.jobs.agent.cancellations import Cancellations

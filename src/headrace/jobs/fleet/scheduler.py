@@ -34,7 +34,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.postgres import Postgres, PostgresBusy
+from headrace.engines.postgres import Postgres
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.fleet.alerts import (
     MINUTES_SEEN,

@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
-from headrace.engines.postgres import Postgres, PostgresBusy, from_row
+from headrace.engines.postgres import Postgres, from_row
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.errors import HostRuns, HostUnknown, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert

@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
-from headrace.engines.postgres import ConstraintViolated, Postgres, from_row
+from headrace.engines.postgres import Postgres, from_row
+from headrace.engines.postgres_errors import ConstraintViolated
 from headrace.jobs import store
 from headrace.jobs.columns import JobColumns
 from headrace.jobs.errors import (
