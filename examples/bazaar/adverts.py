@@ -110,10 +110,11 @@ class Adverts:
         self._file = file
 
     def create(self) -> None:
-        """Make the tables where they are missing.
+        """Make the file and its tables where they are missing.
 
         Raises: sqlite3.OperationalError, when there are those of another version.
         """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._connection() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_SCHEMA)

@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 from examples.bazaar.adverts import MODERATED, Advert, Adverts, Photo, field_text
 from examples.bazaar.followers import post_of
+from examples.bazaar.lock import FOLDER
 from examples.bazaar.records import Records
 
 from headrace import Headrace
 from headrace.fetch import Item
 
 app = Headrace()
-_database = Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite"))
+_database = Path(os.environ.get("BAZAAR_DATABASE", FOLDER / "bazaar.sqlite"))
 adverts, records = Adverts(_database), Records(_database)
 adverts.create()
 records.create()

@@ -37,7 +37,7 @@ from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
 from examples.bazaar.followers import Followers
 from examples.bazaar.ledger import WRONG, Ledger
-from examples.bazaar.lock import DemoError, StoppedError, folder_of_one, option
+from examples.bazaar.lock import FOLDER, DemoError, StoppedError, folder_of_one, option
 from examples.bazaar.readers import Readers
 from examples.bazaar.records import Records
 from examples.bazaar.sellers import Desk
@@ -348,9 +348,7 @@ def main() -> int:
     """Parse the command line and play; returns the exit code."""
     parser = argparse.ArgumentParser(description="A small classifieds site on Headrace, at work.")
     parser.add_argument("--seconds", type=float, help="end by itself after so long; else on Ctrl-C")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("demo-data"), help="where all of it lives"
-    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all of it lives")
     parser.add_argument(
         "--port",
         type=int,

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+FOLDER: Final = Path("demo-data")
+"""Where all of the demo lives, unless another folder is chosen."""
 LEFTOVERS_END_S: Final = 45.0
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from examples.bazaar.adverts import Advert, Photo, variant_key
+from examples.bazaar.lock import FOLDER
 from examples.bazaar.pictures import Album
 
+import headrace
 from headrace.jobs import NewJob
 from headrace.testing import drain
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 MODULES = ("examples.bazaar.app", "examples.bazaar.chores")
 
 
@@ -27,6 +33,20 @@ async def site(surroundings, tmp_path, monkeypatch):
     await found.app.close()
     for name in MODULES:
         sys.modules.pop(name, None)
+
+
+def test_a_site_started_by_hand_writes_into_the_folder_of_the_demo(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "BAZAAR_DATABASE"}
+    paths = os.pathsep.join([str(ROOT), str(Path(headrace.__file__).parents[1])])
+    subprocess.run(
+        [sys.executable, "-c", "import examples.bazaar.site"],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": paths},
+        check=True,
+        timeout=60,
+    )
+    assert [one.name for one in tmp_path.iterdir()] == [str(FOLDER)]
+    assert (tmp_path / FOLDER / "bazaar.sqlite").is_file()
 
 
 async def test_an_advert_gets_variants_words_and_news_once(site):
