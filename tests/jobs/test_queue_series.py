@@ -12,6 +12,8 @@ from headrace.jobs.errors import InvalidFilter, QueueUnknown
 from headrace.jobs.fleet.queue_metrics import QUEUES_MAX, QueueMetrics
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.fleet.state import QueueReading
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.service.queues import HOURS_SPAN_MAX
 from headrace.jobs.sql import SQL
 from headrace.kernel.metrics import REGISTRY
 
@@ -91,11 +93,15 @@ async def test_minutes_are_summed_to_hours_and_kept_longer(jobs, postgres, queue
         == 1
     )
     assert [one.done for one in await jobs.queues.hours("mail")] == [5]
-    assert await jobs.queues.hours("mail", from_at=now - timedelta(days=92), to_at=now)
-    with pytest.raises(InvalidFilter, match="at most 92 days"):
-        await jobs.queues.hours("mail", from_at=now - timedelta(days=93), to_at=now)
+    assert await jobs.queues.hours("mail", from_at=now - timedelta(days=90), to_at=now)
+    with pytest.raises(InvalidFilter, match="at most 90 days"):
+        await jobs.queues.hours("mail", from_at=now - timedelta(days=91), to_at=now)
     with pytest.raises(QueueUnknown):
         await jobs.queues.hours("nobody")
+
+
+def test_one_call_reads_as_many_hours_as_are_kept():
+    assert timedelta(seconds=JobsConfig().hours_kept_s) == HOURS_SPAN_MAX
 
 
 async def test_only_the_leader_exports_the_series_of_queues(jobs, postgres, queue_ids):

@@ -104,7 +104,10 @@ def minutes(terminal: Terminal, queue: str, **span: datetime | None) -> None:
 @FROM
 @TO
 def hours(terminal: Terminal, queue: str, **span: datetime | None) -> None:
-    """Show counts and highest backlog of QUEUE per hour: the last 7 days, or up to 92."""
+    """Show counts and highest backlog of QUEUE per hour: the last 7 days, or a span of up to 90.
+
+    Hours are kept for `jobs.hours_kept`, 90 days by default.
+    """
     found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, **span))
     rows = [(f"{one.hour:%m-%d %H:%M}", *_span_row(one)) for one in found]
     terminal.show(listing(found), table(("hour", *SPAN_HEAD), rows))

@@ -117,7 +117,7 @@ async def list_queue_hours(
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,
     to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[QueueHour]:
-    """Show counts and highest backlog of a queue per hour, in the last 7 days or up to 92."""
+    """Show counts and highest backlog of a queue per hour, in the last 7 days or up to 90."""
     return await jobs.queues.hours(queue, **_span(from_at, to_at))
 
 

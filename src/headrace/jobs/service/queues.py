@@ -58,7 +58,8 @@ COUNT_MAX_OF_ALL: Final = 10_000
 MINUTES_SPAN: Final = timedelta(hours=1)
 MINUTES_SPAN_MAX: Final = timedelta(days=2)
 HOURS_SPAN: Final = timedelta(days=7)
-HOURS_SPAN_MAX: Final = timedelta(days=92)
+HOURS_SPAN_MAX: Final = timedelta(days=90)
+"""Longest span of one call, the default of `jobs.hours_kept`."""
 
 
 class Queues:
@@ -234,7 +235,9 @@ class Queues:
     async def hours(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[QueueHour]:
-        """The same by hour: the last seven days, or up to 92 days; the backlog is the highest.
+        """The same by hour: the last seven days, or up to 90 days; the backlog is the highest.
+
+        Hours are kept for `jobs.hours_kept`.
 
         Raises: QueueUnknown, InvalidFilter.
         """
