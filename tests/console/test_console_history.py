@@ -43,6 +43,32 @@ COLORS_OF_CHARTS = """() => [1, 2, 3, 4, 5, 6, 7, 8].map((place) => {
   probe.remove();
   return color;
 })"""
+DRAWN_TEXTS = """
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+window.drawnTexts = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  window.drawnTexts.push(text);
+  return fillText.call(this, text, ...rest);
+};
+"""
+"""Records the texts of canvases: the ticks of charts."""
+TICKS_OF = """([unit, values]) => {
+  const figure = document.createElement("figure");
+  figure.dataset.chart = "ticks";
+  figure.innerHTML = '<span data-live="t" hidden></span><div class="plot" aria-label="x"></div>';
+  const xs = values.map((_, index) => index);
+  const lines = [{label: "all", values, tone: "", color: 0}];
+  const labels = values.map(() => "");
+  const data = {kind: "line", unit, xs, lines, labels, step: 0};
+  figure.querySelector("span").textContent = JSON.stringify(data);
+  document.querySelector("main").append(figure);
+  window.drawnTexts = [];
+  headraceCharts.draw(figure);
+  return new Promise((done) => requestAnimationFrame(() => {
+    figure.remove();
+    done(window.drawnTexts.filter((text) => text.trim()));
+  }));
+}"""
 PICTURES = "HISTORY_PICTURES"
 """Environment variable with a folder: then every board is also written there as a picture."""
 
@@ -173,6 +199,48 @@ async def test_a_selection_opens_the_failed_jobs_of_its_time_or_zooms(open_tab):
         assert "from=" in screen.page.url
         await drawn(screen, "jobs_wait-line")
         assert "to" in await screen.text(".board-head small")
+
+
+@pytest.mark.parametrize(
+    ("unit", "top", "ticks"),
+    [
+        ("s", 0.0007, "0|200 µs|400 µs|600 µs"),
+        ("s", 0.9, "0|200 ms|400 ms|600 ms|800 ms"),
+        ("s", 8.0, "0|2 s|4 s|6 s|8 s"),
+        ("s", 55.0, "0|15 s|30 s|45 s|60 s"),
+        ("s", 110.0, "0|30 s|60 s|90 s|120 s"),
+        ("s", 500.0, "0|2 min|4 min|6 min|8 min"),
+        ("s", 900.0, "0|5 min|10 min|15 min"),
+        ("s", 7_000.0, "0|30 min|60 min|90 min|120 min"),
+        ("s", 80_000.0, "0|6 h|12 h|18 h|24 h"),
+        ("s", 300_000.0, "0|1 d|2 d|3 d"),
+        ("bytes/s", 3_500_000.0, "0 B|1 MiB|2 MiB|3 MiB"),
+        ("jobs/min", 1, "0|1"),
+        ("jobs/min", 9, "0|2|4|6|8"),
+        ("jobs/min", 45_000, "0|10k|20k|30k|40k"),
+        ("done/s", 0.9, "0|0.2|0.4|0.6|0.8"),
+    ],
+)
+async def test_ticks_are_round_values_of_their_unit(open_tab, unit, top, ticks):
+    async with open_tab() as screen:
+        await screen.context.add_init_script(DRAWN_TEXTS)
+        await screen.open("/console/audit")
+        assert "|".join(await screen.page.evaluate(TICKS_OF, [unit, [0, top]])) == ticks
+
+
+@pytest.mark.parametrize("path", ["/console/jobs?range=1h", "/console/jobs?range=24h"])
+async def test_bounds_and_minutes_of_a_board_are_round(open_tab, path):
+    async with open_tab(width=WIDTHS["phone"]) as screen:
+        await screen.context.add_init_script(DRAWN_TEXTS)
+        await screen.open(path)
+        await drawn(screen, "jobs_run-heat")
+        texts = set(await screen.page.evaluate("window.drawnTexts"))
+        times = {text for text in texts if re.search(r" (s|min|h|d)$", text)}
+        assert times, texts
+        assert not [
+            text for text in times if "." in text and not re.fullmatch(r"\d\.5 m?s", text)
+        ], times
+        assert all(text[-1] in "05" for text in texts if re.fullmatch(r".*\d\d:\d\d", text))
 
 
 async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):

@@ -7,7 +7,18 @@ const headraceCharts = (() => {
   const TONES = { bad: "--bad", warn: "--warn", good: "--good", muted: "--muted" };
   const MARKS = { start: "--muted", deploy: "--accent", plan: "--chart-3", alert: "--warn", restart: "--warn", deaths: "--bad", outage: "--bad" };
   const PERCENTILES = { p50: "--chart-1", p90: "--chart-6", p99: "--chart-2" };
+  // Distances of ticks, by unit: whole values get whole ticks, times those of clocks.
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
+  const ROUND = Array.from({ length: 20 }, (_, power) => [1, 2, 5].map((step) => Number(`${step}e${power - 6}`))).flat();
+  const WHOLE = ROUND.filter((step) => step >= 1);
+  const [MINUTE_S, HOUR_S, DAY_S] = [60, 3600, 86400];
+  const CLOCK = [
+    ...[10, 15, 30],
+    ...[1, 2, 5, 10, 15, 30].map((step) => step * MINUTE_S),
+    ...[1, 2, 3, 6, 12].map((step) => step * HOUR_S),
+    ...[1, 2, 5, 10, 20, 50, 100].map((step) => step * DAY_S),
+  ];
+  const TIMES = [...ROUND.filter((step) => step < 10), ...CLOCK];
   const COLOURS = 8;
   const HEIGHT = 176;
   const BOARD_HEIGHT = 150;
@@ -41,6 +52,12 @@ const headraceCharts = (() => {
     if (value < 1) return `${digits(Number((value * 1e3).toPrecision(3)))} ms`;
     if (value < 120) return `${digits(Number(value.toPrecision(3)))} s`;
     return value < 7200 ? `${digits(Number((value / 60).toPrecision(3)))} min` : `${digits(Number((value / 3600).toPrecision(3)))} h`;
+  };
+  // A tick in the unit of its axis, which follows from the distance of ticks.
+  const timeTick = (value, each) => {
+    if (!value || each < 1) return seconds(value);
+    const [size, unit] = [[DAY_S, "d"], [HOUR_S, "h"], [MINUTE_S, "min"], [1, "s"]].find(([least]) => each >= least);
+    return `${digits(value / size)} ${unit}`;
   };
   const bytes = (value) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -242,16 +259,18 @@ const headraceCharts = (() => {
     const found = step && xs[row] > x ? row - 1 : row;
     return Math.max(0, Math.min(found, xs.length - 1));
   };
+  const boundText = (bound) => timeTick(bound, CLOCK.findLast((step) => bound % step === 0) ?? 0);
   const yAxis = (state, axis) => {
     const { data } = state;
     if (data.kind !== "heat") {
-      const isSize = data.unit === "bytes/s";
-      return { ...axis, size: 58, values: (_, ticks) => ticks.map(isSize ? bytes : written({ unit: data.unit })), ...(isSize ? { incrs: BINARY } : {}) };
+      const isWhole = data.lines.every((line) => line.values.every((value) => !isKnown(value) || Number.isInteger(value)));
+      const [incrs, text] = { s: [TIMES, timeTick], "bytes/s": [BINARY, bytes] }[data.unit] ?? [isWhole ? WHOLE : ROUND, short];
+      return { ...axis, size: 58, incrs, values: (_, ticks, __, ___, each) => ticks.map((tick) => text(tick, each)) };
     }
     const rows = data.bounds.length;
     const every = Math.max(1, Math.ceil(rows / 5));
     const splits = data.bounds.map((_, index) => index + 1).filter((row) => (rows - row) % every === 0);
-    return { ...axis, grid: { show: false }, size: 58, splits: () => splits, values: (_, ticks) => ticks.map((row) => seconds(data.bounds[row - 1])) };
+    return { ...axis, grid: { show: false }, size: 58, splits: () => splits, values: (_, ticks) => ticks.map((row) => boundText(data.bounds[row - 1])) };
   };
   const yRange = ({ kind, bounds }) => (_, low, high) => {
     if (kind === "heat") return [0, bounds.length + 1];
@@ -266,7 +285,7 @@ const headraceCharts = (() => {
     const font = `11px ${getComputedStyle(document.body).fontFamily}`;
     const axis = { stroke: colour("--muted"), font, grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
     const along = (x, hasDay) => (hasLabels ? data.labels[x] ?? "" : clock(x, hasDay));
-    const tick = (x, each) => (!hasLabels && each >= 86400 ? day(new Date(x * 1000)) : along(x, isLong));
+    const tick = (x, each) => (!hasLabels && each >= DAY_S ? day(new Date(x * 1000)) : along(x, isLong));
     // Whole bars, and whole steps.
     const isOfBars = hasLabels && data.kind === "bars";
     const edges = () => (isOfBars ? [-0.5, data.xs.length - 0.5] : [data.xs[0], data.xs[data.xs.length - 1] + data.step]);
@@ -287,7 +306,7 @@ const headraceCharts = (() => {
       legend: { live: true },
       tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
       scales: { x: { time: !hasLabels, ...((data.step || isOfBars) && data.xs.length ? { range: edges } : {}) }, y: { range: yRange(data) } },
-      axes: [{ ...axis, grid: { show: false }, space: isLong ? 90 : 60, size: 24, values: (_, ticks, __, ___, each) => ticks.map((x) => tick(x, each)) }, yAxis(state, { ...axis, space: 28 })],
+      axes: [{ ...axis, grid: { show: false }, space: isLong ? 90 : 60, size: 24, ...(data.step ? { incrs: CLOCK.filter((step) => step >= MINUTE_S) } : {}), values: (_, ticks, __, ___, each) => ticks.map((x) => tick(x, each)) }, yAxis(state, { ...axis, space: 28 })],
       series: [{ label: hasLabels ? "Range" : "UTC", value: (_, at) => (at === null ? (hasLabels ? "last" : "latest") : along(at, true)) }, ...lines],
       hooks: { drawClear: data.kind === "heat" ? [drawHeat(state)] : [], draw: [drawMarks(state)], setCursor: [showTip(state)], setSelect: [select(state)] },
     };
