@@ -367,7 +367,7 @@ export declare class Headrace {
   /** List every error code of this server. */
   listProblems(options?: RequestOptions): Promise<Array<ErrorKind>>;
 
-  /** Show counts and highest backlog of a queue per hour, in the last 7 days or up to 92. */
+  /** Show counts and highest backlog of a queue per hour, in the last 7 days or up to 90. */
   listQueueHours(parameters: { queue: string | number; from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<QueueHour>>;
 
   /** Show counts and backlog of a queue per minute, in the last hour or up to two days. */
@@ -830,7 +830,7 @@ export type Result = { customer: string; id: string; version: number; action: st
 
 export type ResultsAnswer = { results: Array<Result>; next_after: number };
 
-export type Run = { run: number; customer: string; state: RunState; file_name: string; format: string; reason: string | null; started_at: string; ended_at: string | null; rows: number; invalid: number; new: number; changed: number; unchanged: number; gone: number; problems: number; items_pending: number; photos: number; photos_pending: number; photos_by_outcome: Record<string, number>; photos_per_s?: number | null; eta_s?: number | null; sample?: Sample | null; undone_by?: number | null; items_late?: number; fault?: FileFault | null; review_until?: string | null };
+export type Run = { run: number; customer: string; state: RunState; file_name: string; format: string; reason: string | null; started_at: string; ended_at: string | null; rows: number; invalid: number; new: number; changed: number; unchanged: number; gone: number; problems: number; items_pending: number; photos: number; photos_pending: number; photos_by_outcome: Record<string, number>; photos_per_s?: number | null; eta_s?: number | null; sample?: Sample | null; undone_by?: number | null; can_undo?: boolean; items_late?: number; fault?: FileFault | null; review_until?: string | null };
 
 /** State of a run. A file is fetched (`bringing`) and read; then the run is refused, held, dry, or applied until its items are published (`done`). A person confirms a held run or discards it (`superseded`). */
 export type RunState = "bringing" | "reading" | "refused" | "abandoned" | "dry" | "held" | "superseded" | "applied" | "done";

@@ -114,10 +114,13 @@ class Model:
             if self.items[item].sent_at < applied.at
         }
 
+    def restores(self, applied: Applied) -> bool:
+        return any(self.items[item].sent_at < applied.at for item in applied.before)
+
     def undoable(self) -> Applied | None:
-        """The only run that can be undone now."""
-        newest = [one for one in self.applied[-UNDOABLE_RUNS:] if not one.is_undone]
-        return newest[-1] if newest else None
+        """The only run that can be undone now: the newest one that would restore an item."""
+        kept = [one for one in self.applied[-UNDOABLE_RUNS:] if not one.is_undone]
+        return next((one for one in reversed(kept) if self.restores(one)), None)
 
 
 def text_of(named: dict[str, tuple[int, int] | None]) -> str:
@@ -199,6 +202,8 @@ class Driver:
 
     async def undo(self, _named) -> None:
         last = self.model.undoable()
+        shown = await self.shop.fetch.runs.newest(self.customer)
+        assert [run.run for run in shown if run.can_undo] == ([] if last is None else [last.run])
         if last is None:
             return
         run = await self.shop.fetch.runs.undo(last.run)

@@ -10,8 +10,8 @@ from room import HEAD, LIMITS, rows
 from tests.kit.waiting import wait_true
 
 from headrace.fetch.catalogues import Order
-from headrace.fetch.errors import RunNotHeld
-from headrace.fetch.model import RunState
+from headrace.fetch.errors import RunNotHeld, RunNotUndoable
+from headrace.fetch.model import RunState, SentItem
 
 FINE = (RunState.APPLIED, RunState.DONE)
 BAD_ID = "\u200bhidden,Bad,5,\n"
@@ -226,6 +226,25 @@ async def test_undo_restores_items_as_new_versions_without_a_download(shop, work
     assert (await shop.fetch.runs.get(bad.run)).undone_by == undo.run
     same = await shop.run_to_end(HEAD + rows(30, photo=one))
     assert (same.unchanged, same.new, same.changed, same.gone) == (30, 0, 0, 0)
+
+
+async def test_only_a_run_that_changed_items_can_be_undone(shop):
+    first = await shop.run(HEAD + rows(5))
+    none = await shop.run(f"{HEAD}{rows(5)}bad,,5,\n")
+    assert (none.state in FINE, none.unchanged, none.can_undo) == (True, 5, False)
+    with pytest.raises(RunNotUndoable, match=f"run {none.run} .* it changed no items"):
+        await shop.fetch.runs.undo(none.run)
+    assert (await shop.fetch.runs.get(first.run)).can_undo, (
+        "a run without changes is not in its way"
+    )
+    second = await shop.run(HEAD + rows(5, price=6))
+    assert [run.can_undo for run in await shop.fetch.runs.newest("shop")] == [True, False, False]
+    with pytest.raises(RunNotUndoable, match=f"run {second.run} was applied since"):
+        await shop.fetch.runs.undo(first.run)
+    items = [SentItem(customer="shop", item=f"i{n:03}", fields={"name": "x"}) for n in range(5)]
+    await shop.fetch.send_items(items)
+    with pytest.raises(RunNotUndoable, match="all of them were uploaded since"):
+        await shop.fetch.runs.undo(second.run)
 
 
 async def test_an_undo_before_the_results_are_sent_leaves_none_of_the_run(shop, worker):

@@ -41,7 +41,14 @@ from headrace.fetch.errors import (
     UnknownFormat,
 )
 from headrace.fetch.mappings import Mapping, NamedMapping
-from headrace.fetch.model import DRY_RUNS_KEPT, SUPPLEMENTAL, UNDOABLE_RUNS, Run, RunState
+from headrace.fetch.model import (
+    DRY_RUNS_KEPT,
+    SAME_FORMAT,
+    SUPPLEMENTAL,
+    UNDO_FORMAT,
+    Run,
+    RunState,
+)
 from headrace.fetch.readers import Catalogue, open_catalogue, require_format
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
@@ -60,14 +67,10 @@ RUNS_AT_ONCE: Final = 4
 """Catalogues that one process reads concurrently; each uses one pooled connection at a time."""
 WAIT_S_MAX: Final = 20.0
 """Longest wait for permission to read a catalogue."""
-SAME_FORMAT: Final = "same"
-"""The format of a run whose file did not change."""
 REVIEW: Final = "review: the upload was compared and waits for its confirmation"
 """Why a run is held that would be applied without a review."""
 OUTDATED: Final = "outdated: items changed since its comparison; upload the catalogue again"
 """Why a review stays held whose confirmation was refused."""
-UNDO_FORMAT: Final = "undo"
-"""The format of a run that undoes another run."""
 Value = TypeVar("Value")
 
 
@@ -176,7 +179,10 @@ class Catalogues:
     async def _undo(self, tx: Tx, run_id: int, customer: str) -> int:
         await tx.allow_long_statements(APPLY_S_MAX)
         await tx.one(SQL.lock_items, customer=customer)
-        _require_undoable(await tx.one(SQL.run_to_undo, run_id=run_id))
+        await tx.one(SQL.lock_run, run_id=run_id)
+        refusal = await store.runs.undo_refusal(tx, run_id)
+        if refusal is not None:
+            raise RunNotUndoable(f"run {run_id} cannot be undone: {refusal}")
         undo_id: int = await tx.value(
             SQL.insert_run,
             customer=customer,
@@ -450,24 +456,3 @@ class Catalogues:
 
 class _ItemsChanged(Exception):
     """A review would make other changes than those that it showed."""
-
-
-def _require_undoable(run: Row) -> None:
-    """Require that a run can be undone. Raises: RunNotUndoable."""
-    reason = None
-    if run["undone_by"] is not None:
-        reason = f"run {run['undone_by']} has already undone it"
-    elif run["state"] not in (RunState.APPLIED, RunState.DONE):
-        reason = f"it is {run['state']}, so it made no changes"
-    elif run["format"] == UNDO_FORMAT:
-        reason = "it undoes another run; run the catalogue again"
-    elif run["format"] == SUPPLEMENTAL:
-        reason = "it is a supplemental feed; run the previous file again"
-    elif not run["is_whole"] or run["format"] == SAME_FORMAT:
-        reason = "only a run of a whole catalogue can be undone; send the items as they were"
-    elif run["later"]:
-        reason = f"run {run['later'][0]} was applied since; undo that one first"
-    elif run["newer"] >= UNDOABLE_RUNS:
-        reason = f"only the last {UNDOABLE_RUNS} catalogues of a customer can be undone"
-    if reason is not None:
-        raise RunNotUndoable(f"run {run['id']} cannot be undone: {reason}")

@@ -238,7 +238,7 @@ class RunNotHeld(Conflict):
 
 
 class RunNotUndoable(Conflict):
-    """The run is not an applied catalogue, or a later one is applied."""
+    """The run is not an applied catalogue that changed items, or a later one is applied."""
 
     code = "fetch.run_not_undoable"
 

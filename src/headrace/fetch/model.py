@@ -45,6 +45,10 @@ ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
 SUPPLEMENTAL: Final = "supplemental"
 """The format of a run of a supplemental feed."""
+SAME_FORMAT: Final = "same"
+"""The format of a run whose file did not change."""
+UNDO_FORMAT: Final = "undo"
+"""The format of a run that undoes another run."""
 
 WEBHOOK_POSTS: Final = metrics.counter(
     "fetch_webhook_posts_total",
@@ -152,6 +156,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Only for a dry run."""
     undone_by: int | None = None
     """The run that restored the items."""
+    can_undo: bool = False
+    """Whether an undo would restore an item now: of later catalogues undo the newest first."""
     items_late: int = 0
     """Items published at their deadline without all of their photos."""
     fault: FileFault | None = None

@@ -49,8 +49,6 @@ Arguments = ParamSpec("Arguments")
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
-NOT_UNDOABLE: Final = ("same", "items", "undo", "links", "supplemental")
-"""Formats of runs without a catalogue file."""
 GROUPS: Final[dict[str, frozenset[RunState]]] = {
     "active": frozenset(RunState) - FINAL_STATES,
     "held": frozenset({RunState.HELD}),
@@ -90,11 +88,6 @@ class RunLine:
     tone: str
     photos_decided: int
     photos_bad: int
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether it is an applied catalogue that was not undone yet."""
-        return can_undo(self.run)
 
     @property
     def ratio(self) -> float | None:
@@ -171,19 +164,12 @@ async def view_run(context: ViewContext) -> dict[str, Any]:
         "boards": BOARDS,
         "lang": lang,
         "langs": langs,
-        "can_undo": can_undo(run),
         "outcomes": [(outcome, photos_, texts.outcome(outcome)) for outcome, photos_ in counts],
         "problems": problems,
         "photos": photos,
         "changes": changes,
         "more": more,
     }
-
-
-def can_undo(run: Run) -> bool:
-    """Whether it is an applied catalogue that was not undone yet."""
-    is_applied = run.state in (RunState.APPLIED, RunState.DONE)
-    return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
 
 
 def _more_by_position(

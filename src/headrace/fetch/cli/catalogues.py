@@ -247,7 +247,8 @@ def undo_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -
     """Restore the customer's items to their state before RUN, an applied catalogue.
 
     Items that RUN added are unpublished; items that it changed or removed are published as before.
-    Items uploaded since stay. Undo the newest catalogue first; the last 5 can be undone.
+    Items uploaded since stay. Undo the newest catalogue first; the last 5 can be undone. A run that
+    changed no items cannot be undone.
     """
 
     async def run(fetch: Fetch) -> Run:

@@ -16,7 +16,6 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Row
 from headrace.fetch import store
-from headrace.fetch.catalogues import SAME_FORMAT, UNDO_FORMAT
 from headrace.fetch.errors import (
     InvalidCustomer,
     SellerLinkEnded,
@@ -26,7 +25,7 @@ from headrace.fetch.errors import (
 from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.mappings import Mapping
-from headrace.fetch.model import SUPPLEMENTAL, Run, SellerLink
+from headrace.fetch.model import SAME_FORMAT, SUPPLEMENTAL, UNDO_FORMAT, Run, SellerLink
 from headrace.fetch.outcomes import count_bad
 from headrace.fetch.readers import Value
 from headrace.fetch.schemas import DEFAULT as DEFAULT_SCHEMA

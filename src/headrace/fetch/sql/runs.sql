@@ -202,18 +202,32 @@ FROM headrace.fetch_change c JOIN headrace.fetch_item i
     ON i.customer = :customer AND i.item = c.item
 WHERE c.run_id = :run_id AND c.kind IN ('changed', 'gone');
 
--- name: run_to_undo
--- A run with the later applied catalogues that are not undone, newest first, and their number.
-SELECT r.id, r.state, r.is_whole, r.format, r.undone_by, later.runs AS later, later.newer
+-- name: runs_to_undo
+-- What an undo of each run needs: the number of later applied catalogues; those that are to be
+-- undone first, newest first; and whether it would restore an item, which was not uploaded since.
+SELECT r.id, r.state, r.is_whole, r.format, r.undone_by,
+    count(l.id) FILTER (WHERE l.id > r.id) AS newer,
+    array_agg(l.id ORDER BY l.id DESC) FILTER (WHERE l.id > r.id AND change.is_there) AS later,
+    coalesce(bool_or(change.is_there) FILTER (WHERE l.id = r.id), false) AS is_restoring
 FROM headrace.fetch_run r
-CROSS JOIN LATERAL (
-    SELECT count(*) AS newer,
-        array_agg(l.id ORDER BY l.id DESC) FILTER (WHERE l.undone_by IS NULL) AS runs
-    FROM headrace.fetch_run l
-    WHERE l.customer = r.customer AND l.id > r.id AND l.is_whole AND l.format <> 'same'
-        AND l.state IN ('applied', 'done')
-) later
-WHERE r.id = :run_id FOR UPDATE OF r;
+LEFT JOIN headrace.fetch_run l ON l.customer = r.customer AND l.id >= r.id AND l.is_whole
+    AND l.format <> 'same' AND l.state IN ('applied', 'done')
+LEFT JOIN LATERAL (
+    SELECT l.undone_by IS NULL AND (
+        l.changed + l.gone > 0 AND EXISTS (
+            SELECT FROM headrace.fetch_before b
+            JOIN headrace.fetch_item i ON i.customer = l.customer AND i.item = b.item
+            WHERE b.run_id = l.id AND i.sent_run < l.id
+        )
+        OR l.new > 0 AND EXISTS (
+            SELECT FROM headrace.fetch_change c
+            JOIN headrace.fetch_item i ON i.customer = l.customer AND i.item = c.item
+            WHERE c.run_id = l.id AND c.kind = 'new' AND i.sent_run < l.id
+        )
+    ) AS is_there
+) change ON true
+WHERE r.id = ANY(:run_ids::bigint[])
+GROUP BY r.id;
 
 -- name: before_page
 -- Saved content of items that a run changed or removed, except those uploaded since.

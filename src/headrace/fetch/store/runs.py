@@ -14,7 +14,10 @@ from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import (
     CHANGE_CHARACTERS_MAX,
     RUNS_KEPT,
+    SAME_FORMAT,
     SENT_RUNS_KEPT,
+    SUPPLEMENTAL,
+    UNDO_FORMAT,
     UNDOABLE_RUNS,
     Change,
     Customer,
@@ -175,7 +178,36 @@ async def find_runs(
         before=before,
         rows_max=rows_max,
     )
-    return [_run(row) for row in rows]
+    candidates = [row["id"] for row in rows if row["is_whole"] and row["undone_by"] is None]
+    states_of = await runner.all(SQL.runs_to_undo, run_ids=candidates) if candidates else []
+    undoable = {row["id"] for row in states_of if _undo_refusal(row) is None}
+    return [_run(row, can_undo=row["id"] in undoable) for row in rows]
+
+
+async def undo_refusal(runner: Runner, run_id: int) -> str | None:
+    """Why a run cannot be undone; None if it can."""
+    return _undo_refusal(await runner.one(SQL.runs_to_undo, run_ids=[run_id]))
+
+
+def _undo_refusal(run: Row) -> str | None:
+    reason = None
+    if run["undone_by"] is not None:
+        reason = f"run {run['undone_by']} has already undone it"
+    elif run["state"] not in (RunState.APPLIED, RunState.DONE):
+        reason = f"it is {run['state']}, so it made no changes"
+    elif run["format"] == UNDO_FORMAT:
+        reason = "it undoes another run; run the catalogue again"
+    elif run["format"] == SUPPLEMENTAL:
+        reason = "it is a supplemental feed; run the previous file again"
+    elif not run["is_whole"] or run["format"] == SAME_FORMAT:
+        reason = "only a run of a whole catalogue can be undone; send the items as they were"
+    elif run["later"]:
+        reason = f"run {run['later'][0]} was applied since; undo that one first"
+    elif run["newer"] >= UNDOABLE_RUNS:
+        reason = f"only the last {UNDOABLE_RUNS} catalogues of a customer can be undone"
+    elif not run["is_restoring"]:
+        reason = "it changed no items, or all of them were uploaded since"
+    return reason
 
 
 async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
@@ -216,7 +248,7 @@ def pace_of(
     return round(per_s, 2), round(pending / expected, 1) if expected else None
 
 
-def _run(row: Row) -> Run:
+def _run(row: Row, *, can_undo: bool) -> Run:
     by_outcome = msgspec.json.decode(row["by_outcome"] or "{}", type=dict[str, int])
     pending = max(0, row["photos"] - int(row["photos_decided"]))
     photos_per_s, eta_s = pace_of(
@@ -237,6 +269,7 @@ def _run(row: Row) -> Run:
         eta_s=eta_s,
         sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
         fault=_FAULTS.decode(row["fault"]) if row["fault"] else None,
+        can_undo=can_undo,
     )
 
 
