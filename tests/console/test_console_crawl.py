@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -23,6 +24,8 @@ from headrace.console.screens import ROOMS
 from headrace.kernel.terminal import visible
 
 pytestmark = pytest.mark.slow
+PAGE_HEIGHT_MAX = 8_000
+"""Pixels of a page on a phone, if its list can be long."""
 PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
 SEEDS = (
     "/console/jobs/jobs?queue=broken",
@@ -293,6 +296,50 @@ async def test_the_queues_fit_a_laptop_and_are_labelled_cards_on_a_phone_without
         assert await phone.page.locator("tbody a:has-text('Pause')").first.is_visible()
         assert await phone.page.locator("thead").is_hidden()
         assert await phone.phone_faults() == []
+
+
+async def pages_of(phone, path, row):
+    """The number of rows of each page of a list, none too long for a phone."""
+    found, names = [], []
+    await phone.open(path)
+    while True:
+        texts = await phone.page.locator(row).all_inner_texts()
+        found.append(len(texts))
+        names += texts
+        height = await phone.page.evaluate("document.documentElement.scrollHeight")
+        assert height <= PAGE_HEIGHT_MAX, path
+        assert await phone.overflow() == 0
+        if not await phone.page.locator(".pager [rel=next]").count():
+            return found, names
+        await phone.press(".pager [rel=next]")
+
+
+async def test_long_lists_have_pages_for_a_phone_without_scripts(tab, stack):
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    ids = stack.enqueue(stack.queue("long-list"), *({"n": n} for n in range(120)), at=later)
+    links = [stack.seller.url(f"/photo/album{n}.jpg") for n in range(30)]
+    stack.customer("album")
+    rows = [f"album-{n},Album {n},5,Books,,{'|'.join(links)}" for n in range(4)]
+    stack.wait_run(stack.catalogue("album", rows))
+    for n in range(60):
+        stack.customer(f"seller-{n:02}")
+    async with tab(width=WIDTHS["phone"], scripts=False) as phone:
+        counts, names = await pages_of(phone, "/console/jobs/jobs?queue=long-list", "tbody th")
+        assert (counts, sorted(map(int, names))) == ([50, 50, 20], sorted(ids))
+        counts, _ = await pages_of(phone, "/console/fetch/photos?customer=album", ".shot")
+        assert counts == [90, 30]
+        counts, names = await pages_of(phone, "/console/fetch/customers?match=seller", "tbody th")
+        assert (counts, names) == ([50, 10], [f"seller-{n:02}" for n in range(60)])
+
+
+async def test_the_lists_of_a_run_are_in_one_line(tab, stack):
+    run = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1]["run"]
+    async with tab(width=WIDTHS["phone"]) as phone:
+        await phone.open(f"/console/fetch/runs/{run}?list=photos")
+        links = phone.page.locator("main .tabs a")
+        boxes = [await one.bounding_box() for one in await links.all()]
+        assert len({box["y"] for box in boxes}) == 1
+        assert boxes[-1]["x"] + boxes[-1]["width"] <= WIDTHS["phone"]
 
 
 async def test_filters_and_bulk_buttons_are_folded_on_a_phone_without_scripts(tab, screen):

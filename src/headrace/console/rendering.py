@@ -42,8 +42,12 @@ from headrace.kernel.terminal import is_visible, visible
 COMPRESSED_FROM_BYTES: Final = 1_024
 CARDS_FROM: Final = 3
 """Columns from which a table is shown as cards on a phone; `console.css` has the same number."""
+NO_VALUE: Final = "\N{EN DASH}"
+"""The text of a table's cell without a value."""
+LEFT_OUT: Final = " data-less"
+"""The attribute of cells that cards leave out."""
 _ROW_EDGE: Final = re.compile(r"</?tr\b")
-_COLUMN: Final = re.compile(r'<th scope="col"[^>]*>(.*?)</th>', re.DOTALL)
+_COLUMN: Final = re.compile(r'<th scope="col"(?: class="([^"]*)")?>(.*?)</th>', re.DOTALL)
 _CELL: Final = re.compile(r'<(tr|td|th)\b(?:[^>]*? colspan="(\d+)")?')
 _HIDDEN_OR_TAG: Final = re.compile(r'<span class="hidden">.*?</span>|<[^>]*>', re.DOTALL)
 _WORDS: Final = re.compile(r"(\s+)")
@@ -81,10 +85,14 @@ def _whole(text: str) -> Markup:
 
 
 def _labelled(table: Markup) -> Markup:
-    """A wide table whose cells carry the name of their column, which cards show on a phone."""
+    """A wide table whose cells carry the name of their column, which cards show on a phone.
+
+    Cards show cells of a column of class `bare` without its name, as their values explain
+    themselves, and leave out empty cells and those of class `less`, which the page of the row has.
+    """
     head, edge, rows = str(table).partition("</thead>")
-    names = [_HIDDEN_OR_TAG.sub("", one).strip() for one in _COLUMN.findall(head)]
-    if len(names) < CARDS_FROM:
+    columns = [_card_attribute(*one) for one in _COLUMN.findall(head)]
+    if len(columns) < CARDS_FROM:
         return table
     column = 0
 
@@ -93,11 +101,21 @@ def _labelled(table: Markup) -> Markup:
         if found[1] == "tr":
             column = 0
             return found[0]
-        name = names[column] if found[1] == "td" and not found[2] else ""
+        attribute = columns[column] if found[1] == "td" and not found[2] else ""
         column += int(found[2] or 1)
-        return f'<td data-label="{name}"{found[0][3:]}' if name else found[0]
+        if attribute and rows.startswith(f"{NO_VALUE}</td>", rows.index(">", found.end()) + 1):
+            attribute = LEFT_OUT
+        return f"<td{attribute}{found[0][3:]}" if attribute else found[0]
 
     return Markup(head + edge + _CELL.sub(cell, rows))  # noqa: S704 - escaped
+
+
+def _card_attribute(classes: str, label: str) -> str:
+    """The attribute of a column's cells that cards need."""
+    name, given = _HIDDEN_OR_TAG.sub("", label).strip(), classes.split()
+    if "less" in given:
+        return LEFT_OUT
+    return f' data-label="{name}"' if name and "bare" not in given else ""
 
 
 def _plain(html: str) -> str:

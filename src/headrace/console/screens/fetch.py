@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 from headrace.console.history import board_of
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens.fetch_actions import ACTIONS
 from headrace.console.screens.fetch_photos import (
     view_deliveries,
@@ -46,8 +47,6 @@ from headrace.kernel.errors import NotFound
 
 Found = TypeVar("Found")
 Arguments = ParamSpec("Arguments")
-RUNS_SHOWN: Final = 100
-LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
 GROUPS: Final[dict[str, frozenset[RunState]]] = {
     "active": frozenset(RunState) - FINAL_STATES,
@@ -113,10 +112,10 @@ async def view_runs(context: ViewContext) -> dict[str, Any]:
             customer or None,
             states=GROUPS.get(group),
             before=context.query.number("before", 0) or None,
-            runs_max=RUNS_SHOWN + 1,
+            runs_max=ROWS_SHOWN + 1,
         ),
     )
-    shown, next_url = context.cut(found.value or (), RUNS_SHOWN, before="run")
+    shown, next_url = context.cut(found.value or (), ROWS_SHOWN, before="run")
     return {
         "history": history,
         "runs": PanelData([line_of(run) for run in shown], found.error),
@@ -141,18 +140,18 @@ async def view_run(context: ViewContext) -> dict[str, Any]:
     more = None
     if board == "problems":
         problems = await attempt(
-            fetch.reports.problems, run_id, after=after, rows_max=LINES_SHOWN, lang=lang
+            fetch.reports.problems, run_id, after=after, rows_max=ROWS_SHOWN, lang=lang
         )
         more = _more_by_position(context, problems.value)
     elif board == "photos":
         photos = await attempt(
-            fetch.reports.photo_problems, run_id, after=after, rows_max=LINES_SHOWN, lang=lang
+            fetch.reports.photo_problems, run_id, after=after, rows_max=ROWS_SHOWN, lang=lang
         )
         more = _more_by_position(context, photos.value)
     else:
         item = context.query.text("item", most=400)
-        changes = await attempt(fetch.runs.changes, run_id, after=item, rows_max=LINES_SHOWN)
-        if changes.value and len(changes.value) == LINES_SHOWN:
+        changes = await attempt(fetch.runs.changes, run_id, after=item, rows_max=ROWS_SHOWN)
+        if changes.value and len(changes.value) == ROWS_SHOWN:
             more = context.url(item=changes.value[-1].item)
     texts = Texts.load(lang, fetch.config)
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
@@ -175,7 +174,7 @@ async def view_run(context: ViewContext) -> dict[str, Any]:
 def _more_by_position(
     context: ViewContext, lines: Sequence[tuple[int, object]] | None
 ) -> str | None:
-    if lines is None or len(lines) < LINES_SHOWN:
+    if lines is None or len(lines) < ROWS_SHOWN:
         return None
     return context.url(after=lines[-1][0])
 
@@ -184,7 +183,6 @@ LANES_MAX: Final = 1_000
 RUNS_LOOKED_AT: Final = 500
 CUSTOMER_RUNS_SHOWN: Final = 10
 RESULTS_SHOWN: Final = 12
-HOSTS_SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +196,7 @@ class CustomerLine:
 
 
 async def view_customers(context: ViewContext) -> dict[str, Any]:
-    """Customers whose name contains the filter text."""
+    """Customers whose name contains the filter text, by name."""
     fetch, jobs = context.fetch, context.jobs
     match = context.query.text("match", most=128)
     everyone, lanes, runs = await asyncio.gather(
@@ -209,23 +207,24 @@ async def view_customers(context: ViewContext) -> dict[str, Any]:
     lane_of = {lane.lane: lane for lane in lanes.value or ()}
     run_of = newest_of(runs.value or ())
 
-    def lines(customers: Sequence[Customer]) -> list[CustomerLine]:
-        return [
-            CustomerLine(
-                customer=found,
-                lane=lane_of.get(found.customer),
-                run=run_of.get(found.customer),
-            )
-            for found in customers
-            if match.lower() in found.customer.lower()
-        ]
-
+    after = context.query.text("after", most=128)
+    matching = [one for one in everyone.value or () if match.lower() in one.customer.lower()]
+    following = sorted(
+        (one for one in matching if one.customer > after), key=lambda one: one.customer
+    )
+    shown, more = context.cut(following, ROWS_SHOWN, after="customer")
+    lines = [
+        CustomerLine(customer=one, lane=lane_of.get(one.customer), run=run_of.get(one.customer))
+        for one in shown
+    ]
     return {
-        "customers": everyone.map(lines),
+        "customers": PanelData(lines, everyone.error),
         "lanes_error": lanes.error or runs.error,
         "limiter": LIMITER,
         "match": match,
+        "matching": len(matching),
         "total": len(everyone.value or ()),
+        "more": more,
     }
 
 
@@ -236,7 +235,7 @@ async def view_customer(context: ViewContext) -> dict[str, Any]:
     lane, runs, hosts, source, webhook, results = await asyncio.gather(
         attempt(_if_any, context.jobs.lanes.get, LIMITER, name),
         attempt(fetch.runs.newest, name, runs_max=CUSTOMER_RUNS_SHOWN),
-        attempt(fetch.hosts.page, customer=name, hosts_max=HOSTS_SHOWN),
+        attempt(fetch.hosts.page, customer=name, hosts_max=ROWS_SHOWN),
         attempt(_if_any, fetch.sources.get, name),
         attempt(_if_any, fetch.webhooks.get, name),
         attempt(fetch.items.newest_results, results_max=RESULTS_SHOWN, customer=name),

@@ -10,6 +10,7 @@ from datetime import date, datetime, timedelta
 from typing import Any, Final
 
 from headrace.console.format import format_limit
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt, choices
 from headrace.fetch.consumers import HOOK
 from headrace.fetch.host_stats import HOST_KEPT_S
@@ -20,7 +21,8 @@ from headrace.fetch.study import DOWNLOADS_MIN, Study
 from headrace.kernel.routes import PAGE_ROWS_MAX
 
 RESULTS_LOOKED_AT: Final = 60
-HOSTS_SHOWN: Final = 100
+PHOTOS_SHOWN: Final = 90
+"""Photos of a page of the wall; those of its last item may be more."""
 EXAMPLES_MAX: Final = 12
 SHOWN: Final = ("all", "stored", "broken")
 
@@ -58,21 +60,26 @@ async def view_wall(context: ViewContext) -> dict[str, Any]:
         from_at=context.query.moment("from"),
         to_at=context.query.moment("to"),
     )
-    tiles, more = None, None
+    tiles: list[Tile] | None = None
+    more = None
     if found.value is not None:
         texts = Texts.load(config=context.fetch.config)
-        results, more = context.cut(found.value, RESULTS_LOOKED_AT, before="seq")
-        tiles = [
-            Tile(
-                photo=photo,
-                customer=result.customer,
-                item=result.id,
-                text=texts.outcome(photo.outcome),
-            )
-            for result in results
-            for photo in result.photos
-            if show == "all" or (show == "stored") == (photo.key is not None)
-        ]
+        tiles, taken = [], 0
+        for result in found.value[:RESULTS_LOOKED_AT]:
+            taken += 1
+            tiles += [
+                Tile(
+                    photo=photo,
+                    customer=result.customer,
+                    item=result.id,
+                    text=texts.outcome(photo.outcome),
+                )
+                for photo in result.photos
+                if show == "all" or (show == "stored") == (photo.key is not None)
+            ]
+            if len(tiles) >= PHOTOS_SHOWN:
+                break
+        _, more = context.cut(found.value, taken, before="seq")
     return {
         "tiles": PanelData(tiles, found.error),
         "customer": customer,
@@ -120,7 +127,7 @@ async def view_hosts(context: ViewContext) -> dict[str, Any]:
     )
     sort = context.query.choice("sort", ("name", *HOST_SORTS), "name")
     after = (context.query.text("after_host"), context.query.text("after_customer"))
-    hosts_max = HOSTS_SHOWN + 1 if sort == "name" else PAGE_ROWS_MAX
+    hosts_max = ROWS_SHOWN + 1 if sort == "name" else PAGE_ROWS_MAX
     if host:
         found = await attempt(fetch.hosts.get, host)
     else:
@@ -132,11 +139,11 @@ async def view_hosts(context: ViewContext) -> dict[str, Any]:
         hosts: Sequence[Host] = found.value
         if not host and sort == "name":
             hosts, more = context.cut(
-                hosts, HOSTS_SHOWN, after_host="host", after_customer="customer"
+                hosts, ROWS_SHOWN, after_host="host", after_customer="customer"
             )
         lines = [host_line(one) for one in hosts if customer in ("", one.customer)]
         if sort != "name":
-            lines = sorted(lines, key=HOST_SORTS[sort], reverse=True)[:HOSTS_SHOWN]
+            lines = sorted(lines, key=HOST_SORTS[sort], reverse=True)[:ROWS_SHOWN]
     return {
         "hosts": PanelData(lines, found.error),
         "customer": customer,
@@ -218,14 +225,19 @@ def errors_chart(study: Study) -> Chart:
     )
 
 
-WEBHOOKS_SHOWN: Final = 200
 WAITING_COUNTED: Final = 10_000
 
 
 async def view_sources(context: ViewContext) -> dict[str, Any]:
-    """Every catalogue source."""
+    """Catalogue sources, by customer."""
+    after = context.query.text("after", most=128)
     found = await attempt(context.fetch.sources.all)
-    return {"sources": found.map(lambda all_: [(one, *source_state(one)) for one in all_])}
+    following = sorted(
+        (one for one in found.value or () if one.customer > after), key=lambda one: one.customer
+    )
+    shown, more = context.cut(following, ROWS_SHOWN, after="customer")
+    lines = [(one, *source_state(one)) for one in shown]
+    return {"sources": PanelData(lines, found.error), "more": more}
 
 
 async def view_deliveries(context: ViewContext) -> dict[str, Any]:
@@ -234,9 +246,9 @@ async def view_deliveries(context: ViewContext) -> dict[str, Any]:
     after = context.query.text("after", most=128)
     consumers, webhooks = await asyncio.gather(
         attempt(fetch.consumers.all),
-        attempt(fetch.webhooks.list, after=after, webhooks_max=WEBHOOKS_SHOWN + 1),
+        attempt(fetch.webhooks.list, after=after, webhooks_max=ROWS_SHOWN + 1),
     )
-    shown, more = context.cut(webhooks.value or (), WEBHOOKS_SHOWN, after="customer")
+    shown, more = context.cut(webhooks.value or (), ROWS_SHOWN, after="customer")
     lines = [(webhook, *webhook_state(webhook, context.now_at)) for webhook in shown]
     return {
         "consumers": consumers,

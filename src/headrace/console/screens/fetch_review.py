@@ -8,8 +8,8 @@ from typing import Any, Final
 from headrace.console.actions import Action, Field
 from headrace.console.views import PanelData, ViewContext, attempt
 
-HELD_SHOWN: Final = 50
-PAIRS_SHOWN: Final = 50
+HELD_SHOWN: Final = 25
+PAIRS_SHOWN: Final = 25
 SHOWN: Final = (
     ("all", "all pairs"),
     ("across", "two customers"),

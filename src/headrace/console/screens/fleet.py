@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from headrace.console.history import board_of
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.stored import attempt_or_last
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs import Jobs
@@ -328,9 +329,6 @@ def _charts(
     )
 
 
-DECISIONS_SHOWN: Final = 100
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGroup:
     """Slots of a host assigned to one queue, or floating; `planned` is the target number."""
@@ -400,9 +398,9 @@ async def view_decisions(context: ViewContext) -> dict[str, Any]:
     before = context.query.number("before", 0)
     q = context.query.text("q").strip()
     found = await attempt(
-        context.jobs.fleet.decisions, before=before or None, decisions_max=DECISIONS_SHOWN + 1
+        context.jobs.fleet.decisions, before=before or None, decisions_max=ROWS_SHOWN + 1
     )
-    shown, next_url = context.cut(found.value or (), DECISIONS_SHOWN, before="id")
+    shown, next_url = context.cut(found.value or (), ROWS_SHOWN, before="id")
     decisions = [one for one in shown if q in one.queue or q in one.host]
     return {"decisions": PanelData(decisions, found.error), "q": q, "next_url": next_url}
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens.fleet import (
     view_alerts,
     view_decisions,
@@ -25,7 +26,6 @@ from headrace.jobs.steps import Step
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.kernel.terminal import pluralize
 
-JOBS_SHOWN: Final = 100
 STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
 
 
@@ -57,7 +57,7 @@ async def view_jobs(context: ViewContext) -> dict[str, Any]:
     wanted |= {name: context.query.text(name[:-3]).strip() for name in ("from_at", "to_at")}
     given |= {"from_at": from_at, "to_at": to_at}
     page, queues = await asyncio.gather(
-        attempt(jobs.find, **given, cursor=before or None, jobs_max=JOBS_SHOWN),
+        attempt(jobs.find, **given, cursor=before or None, jobs_max=ROWS_SHOWN),
         attempt(jobs.queues.all),
     )
     following = page.value.next_cursor if page.value is not None else None
@@ -147,9 +147,6 @@ def moments_of(job: Job) -> list[Moment]:
     return found
 
 
-LANES_SHOWN: Final = 100
-
-
 async def view_limiters(context: ViewContext) -> dict[str, Any]:
     """Every limiter, sorted by name."""
     return {"limiters": await attempt(context.jobs.lanes.limiters)}
@@ -160,8 +157,8 @@ async def view_limiter(context: ViewContext) -> dict[str, Any]:
     lanes = context.jobs.lanes
     limiter = await lanes.get_limiter(context.params["limiter"])
     after = context.query.text("after")
-    found = await lanes.list(limiter.limiter, after=after, lanes_max=LANES_SHOWN + 1)
-    shown, next_url = context.cut(found, LANES_SHOWN, after="lane")
+    found = await lanes.list(limiter.limiter, after=after, lanes_max=ROWS_SHOWN + 1)
+    shown, next_url = context.cut(found, ROWS_SHOWN, after="lane")
     return {"limiter": limiter, "lanes": shown, "next_url": next_url}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from prometheus_client.utils import floatToGoString
 
 from headrace.console.history import board_of
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens.media_actions import ACTIONS
 from headrace.console.stored import newest_minute, recent_marks
 from headrace.console.views import (
@@ -77,7 +78,6 @@ async def view_traces(context: ViewContext) -> dict[str, Any]:
     return {"watches": watches, "examples": examples}
 
 
-OBJECTS_SHOWN: Final = 100
 EXAMPLES_MAX: Final = 12
 THUMBNAIL_BYTES_MAX: Final = 1024 * 1024
 """Larger pictures are not loaded into a list."""
@@ -101,9 +101,7 @@ async def view_objects(context: ViewContext) -> dict[str, Any]:
     """Subfolders and objects of a folder, by name."""
     prefix = context.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
     after = context.query.text("after", most=KEY_CHARACTERS_MAX)
-    found = await attempt(
-        context.media.objects.folder, prefix, after=after, entries_max=OBJECTS_SHOWN
-    )
+    found = await attempt(context.media.objects.folder, prefix, after=after, entries_max=ROWS_SHOWN)
     page = found.value
     following = page.next_after if page is not None else None
     return {

@@ -19,6 +19,7 @@ from headrace.console.format import (
     format_short,
 )
 from headrace.console.history import board_of
+from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
@@ -409,14 +410,11 @@ async def _seen(
     return await attempt(call)
 
 
-LINES_SHOWN: Final = 100
-
-
 async def view_audit(context: ViewContext) -> dict[str, Any]:
     """Audit entries before the one in the URL."""
     before = context.query.number("before", 0)
-    lines = await context.audit.lines(before=before or None, lines_max=LINES_SHOWN + 1)
-    shown, next_url = context.cut(lines, LINES_SHOWN, before="id")
+    lines = await context.audit.lines(before=before or None, lines_max=ROWS_SHOWN + 1)
+    shown, next_url = context.cut(lines, ROWS_SHOWN, before="id")
     return {"lines": shown, "next_url": next_url}
 
 
