@@ -17,7 +17,7 @@ EXPECTED = {
     ("queue", "palette.queue"),
     ("limiter", "palette.queue"),
     ("customer", "palette-shop"),
-    ("entity", "palette:1"),
+    ("viewed item", "palette:1"),
     ("author", "palette-author"),
     ("viewer", "palette-viewer"),
     ("folder", "palette/"),
@@ -88,7 +88,7 @@ async def test_a_caller_finds_only_what_its_token_may_read(filled, served):
         assert refused.status_code == 401
         await visitor.log_in(await visitor.token("views:read"), back="/console/views")
         found = await matches(visitor, "palette")
-        assert {one["kind"] for one in found} == {"entity"}
+        assert {one["kind"] for one in found} == {"viewed item"}
         screens = {one["href"] for one in await matches(visitor, "")}
         assert screens
         assert not [one for one in screens if "/jobs" in one or "/audit" in one]

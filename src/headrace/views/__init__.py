@@ -1,4 +1,4 @@
-"""Views: count how often entities are viewed, exactly once, and show the totals at once.
+"""Views: count how often items are viewed, exactly once, and show the totals at once.
 
     hit --function--> stream of its shard, cached total --flusher--> totals, hours (PostgreSQL)
                            `--> its new total                            |
@@ -14,7 +14,7 @@ the replica had not received. Level `durable` answers after that can no longer h
 flushed yet, cached totals, event ids of one day, and viewers of three days. Hits are accepted
 while PostgreSQL is down, and reads are answered while Valkey is down.
 
-**What is counted.** Entity ids, by class (human, bot, owner, staff) and hour of UTC, by Valkey's
+**What is counted.** Item ids, by class (human, bot, owner, staff) and hour of UTC, by Valkey's
 clock. Days follow `views.time_zone`. Where its offset is not a whole hour, an hour belongs to the
 day in which it begins.
 

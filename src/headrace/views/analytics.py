@@ -118,7 +118,7 @@ class Analytics:
     async def marks(
         self, entity: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[Mark]:
-        """Marks of an entity that overlap a span, oldest first, up to 1,000.
+        """Marks of an item that overlap a span, oldest first, up to 1,000.
 
         The default span is today and the 30 days before it. Raises: InvalidHit, InvalidSpan,
         PostgresDown.
@@ -138,9 +138,9 @@ class Analytics:
         from_day: date | None = None,
         to_day: date | None = None,
     ) -> list[DayViewers]:
-        """Different viewers of entities together, by `day`, `week` (from Monday), `month` or `all`.
+        """Different viewers of items together, by `day`, `week` (from Monday), `month` or `all`.
 
-        A viewer of several entities or days counts once in each period. `day` of a row is the first
+        A viewer of several items or days counts once in each period. `day` of a row is the first
         one of its period; periods are cut at the span's ends, by default today and the 30 days
         before it. Each number is an estimate (within 2 % for 95 of 100), of days that are kept
         for `views.viewers_kept`. Raises: InvalidHit, InvalidSpan, TooManyIds, PostgresDown.
@@ -197,7 +197,7 @@ class Analytics:
     async def top(
         self, window_s: float = 86_400.0, limit: int = 20, *, traffic: Traffic | str = Traffic.HUMAN
     ) -> list[TopEntry]:
-        """The most viewed entities of the last `window_s`, in whole hours, most first.
+        """The most viewed items of the last `window_s`, in whole hours, most first.
 
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
@@ -224,7 +224,7 @@ class Analytics:
         return found
 
     async def find(self, part: str, *, rows_max: int = 10) -> list[str]:
-        """Ids of entities with views that begin with `part`. Raises: PostgresDown."""
+        """Ids of items with views that begin with `part`. Raises: PostgresDown."""
         if not part.isprintable() or len(part) > PART_CHARACTERS_MAX:
             return []
         return await store.ids_like(self._postgres.reads, part, rows_max=rows_max)
@@ -271,10 +271,10 @@ class Corrections:
         registry.add(Task(queue=RECLASSIFY_QUEUE, handler=self.move, retries=20))
 
     async def delete(self, entity: str) -> Deleted:
-        """Delete an entity's counts, and drop its hits for 30 days from now.
+        """Delete an item's counts, and drop its hits for 30 days from now.
 
         The returned total is PostgreSQL's; hits not flushed yet are deleted too. On ValkeyDown
-        PostgreSQL has deleted the entity, and a flusher deletes it in Valkey. Raises: InvalidHit,
+        PostgreSQL has deleted the item, and a flusher deletes it in Valkey. Raises: InvalidHit,
         PostgresDown, ValkeyDown.
         """
         require_ids([entity])
@@ -295,7 +295,7 @@ class Corrections:
         from_at: datetime | None = None,
         to_at: datetime | None = None,
     ) -> Mark:
-        """Mark an entity's time from `from_at` (now) to `to_at` (not ended).
+        """Mark an item's time from `from_at` (now) to `to_at` (not ended).
 
         A mark of the same name and beginning gets the new end. Raises: InvalidHit, InvalidSpan,
         PostgresDown.
@@ -327,7 +327,7 @@ class Corrections:
     async def reclassify(
         self, entity: str, *, from_at: datetime, to_at: datetime, source: str, target: str
     ) -> int:
-        """Enqueue the move of an entity's views of whole hours to another class. Return the job id.
+        """Enqueue the move of an item's views of whole hours to another class. Return the job id.
 
         Raises: InvalidHit, InvalidSpan, PostgresDown.
         """

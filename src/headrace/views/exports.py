@@ -1,4 +1,4 @@
-"""Exports for analysts: series of all entities, and the feed of changes, as JSON, CSV or Parquet.
+"""Exports for analysts: series of all items, and the feed of changes, as JSON, CSV or Parquet.
 
 **Changes.** Every flush, move and deletion records what it changed in its own transaction, under a
 number of its shard. The number is assigned under the lock of the shard's row, which is held until
@@ -65,7 +65,7 @@ class Exports:
         after: str = "",
         ids_max: int = 100,
     ) -> ExportPage:
-        """Views of the `ids_max` entities after id `after`, by hour, day or month.
+        """Views of the `ids_max` items after id `after`, by hour, day or month.
 
         Pass the page's `after` to read the next one; it is None on the last page. Pages are read
         one by one, so export spans that have ended. Raises: InvalidHit, InvalidSpan, PostgresDown.

@@ -25,7 +25,7 @@ IDS_PER_READ_MAX: Final = 1_000
 VIEWS_OF_HIT_MAX: Final = 1_000_000
 TOP_MAX: Final = 1_000
 TOMBSTONE_S: Final = 30 * 86_400
-"""How long hits of a deleted entity are dropped."""
+"""How long hits of a deleted item are dropped."""
 EVENT_S: Final = 86_400
 """How long an event id counts only once."""
 UNIQUE_S: Final = 3 * 86_400
@@ -51,7 +51,7 @@ CLASSES: Final = tuple(Traffic)
 """Ordered by their numbers in PostgreSQL."""
 NUMBER: Final[dict[str, int]] = {traffic: number for number, traffic in enumerate(CLASSES)}
 DELETED: Final = "deleted"
-"""The class of a change that deletes an entity; its number is -1."""
+"""The class of a change that deletes an item; its number is -1."""
 COUNTER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 COUNTERS_MAX: Final = 32
 MARKS_MAX: Final = 1_000
@@ -61,7 +61,7 @@ _MARKS: Final = re.compile(
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """One view of an entity, or `n` views."""
+    """One view of an item, or `n` views."""
 
     id: str
     n: int = 1
@@ -75,7 +75,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """View counts of an entity."""
+    """View counts of an item."""
 
     id: str
     total: int | None
@@ -84,7 +84,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the most recent hits may be missing."""
     today: int | None = None
     unique: int | None = None
-    """Estimated viewers today (within 2 % for 95 of 100 entities)."""
+    """Estimated viewers today (within 2 % for 95 of 100 items)."""
     classes: dict[str, int] | None = None
     counters: dict[str, int] | None = None
     """Of humans, by name."""
@@ -103,7 +103,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A named span of an entity's time, such as `promoted`; `to_at` None: it has not ended."""
+    """A named span of an item's time, such as `promoted`; `to_at` None: it has not ended."""
 
     name: str
     from_at: datetime
@@ -118,18 +118,18 @@ class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportRow(msgspec.Struct, frozen=True, kw_only=True, rename={"traffic": "class"}):
-    """Views of an entity, hour, day or month, and class; or a change of these views."""
+    """Views of an item, hour, day or month, and class; or a change of these views."""
 
     id: str
     start_at: datetime
     traffic: str
     """A class, or a counter: `phone` of humans, `phone/bot` of bots. In changes also `deleted`: the
-    entity was deleted, with all its views."""
+    item was deleted, with all its views."""
     views: int
 
 
 class ExportPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Series of some entities, by id; `after`: the id to continue after, None on the last page."""
+    """Series of some items, by id; `after`: the id to continue after, None on the last page."""
 
     rows: list[ExportRow]
     after: str | None
@@ -181,7 +181,7 @@ class ShardLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A deleted entity, and the end of its tombstone."""
+    """A deleted item, and the end of its tombstone."""
 
     id: str
     total: int
@@ -207,7 +207,7 @@ class Reclassify(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Count(NamedTuple):
-    """Views of one entity, class and hour."""
+    """Views of one item, class and hour."""
 
     id: str
     traffic: int
@@ -229,7 +229,7 @@ def class_name(number: int, counter: str | None) -> str:
 
 
 def shard_of(entity: str, shards: int) -> int:
-    """The shard of an entity: CRC-32 of its id modulo `shards`."""
+    """The shard of an item: CRC-32 of its id modulo `shards`."""
     return crc32(entity.encode()) % shards
 
 
@@ -262,7 +262,7 @@ def require_ids(ids: Iterable[str]) -> list[str]:
 def require_hits(
     hits: Iterable[Hit | str], counters: Collection[str] = ()
 ) -> list[tuple[str, str]]:
-    """Validate hits; return entity and text line of each. Raises: InvalidHit, TooManyHits."""
+    """Validate hits; return item and text line of each. Raises: InvalidHit, TooManyHits."""
     if isinstance(hits, str | bytes) or not isinstance(hits, Iterable):
         raise InvalidHit("hits", hits, "a list of hits")
     found = list(hits)
@@ -314,7 +314,7 @@ _BY_LETTER: Final = {traffic[0]: number for number, traffic in enumerate(CLASSES
 
 
 def parse_line(line: str) -> tuple[str, int, int, list[str]] | None:
-    """Entity, class number, views and counters of a stream line; None: not a valid hit."""
+    """Item, class number, views and counters of a stream line; None: not a valid hit."""
     match = _MARKS.fullmatch(line)
     if match is None or USER_ID.fullmatch(match[1]) is None:
         return None

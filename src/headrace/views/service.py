@@ -1,7 +1,7 @@
 """The public verbs of views: `await app.views.hit("ad:1")`, `await app.views.totals(["ad:1"])`.
 
 Totals are read from Valkey in one command, and the missing ones from PostgreSQL in one statement. A
-read does not write the cache, so entities that are only read do not displace those that are hit.
+read does not write the cache, so items that are only read do not displace those that are hit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headrace.views.settings import ViewsConfig, totals_read, totals_unavailable
 from headrace.views.valkey_store import CircuitBreaker, ValkeyStore
 
 KEYS_CACHED_MAX: Final = 100_000
-"""Cached keys of entities, about 25 MB; then the cache is cleared."""
+"""Cached keys of items, about 25 MB; then the cache is cleared."""
 
 
 _FROM_VALKEY: Final = totals_read.labels(source="valkey")
@@ -51,7 +51,7 @@ class Views:
     """Count views and read totals; `app.views`.
 
     `analytics` has series, viewers, top lists, `verify` and `lag`. `exports` has series of all
-    entities and changes. `corrections` has `reclassify` and `delete`.
+    items and changes. `corrections` has `reclassify` and `delete`.
     """
 
     def __init__(self, engines: Engines, jobs: Jobs, config: ViewsConfig) -> None:
@@ -100,7 +100,7 @@ class Views:
         traffic: Traffic | str = Traffic.HUMAN,
         counters: Sequence[str] = (),
     ) -> Total:
-        """Count `n` views of an entity, and one for each of `counters`. Return its new total.
+        """Count `n` views of an item, and one for each of `counters`. Return its new total.
 
         Once answered, the views are counted exactly once. After ValkeyLost their state is unknown;
         with an `event` id the call may be repeated for 24 hours. Raises: InvalidHit, ValkeyDown,
@@ -123,7 +123,7 @@ class Views:
     async def totals(
         self, ids: Sequence[str], *, fields: Sequence[str] = ("total",)
     ) -> list[Total]:
-        """Totals of up to 1,000 entities, in order; 0 for an entity without hits.
+        """Totals of up to 1,000 items, in order; 0 for an item without hits.
 
         `fields` may add `today` (human views since midnight), `unique` (viewers today), `classes`
         (totals of all classes) and `counters`. These lag behind like the series, and are None in a
@@ -185,7 +185,7 @@ class Views:
     async def _with_missing(
         self, names: list[str], cached: list[int | None], lost: Collection[int] = ()
     ) -> list[Total]:
-        """Add PostgreSQL's totals of missing entities; `lost`: positions to return as stale."""
+        """Add PostgreSQL's totals of missing items; `lost`: positions to return as stale."""
         missing = [name for name, total in zip(names, cached, strict=True) if total is None]
         stored: dict[str, int] | None = None
         try:

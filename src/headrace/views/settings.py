@@ -135,7 +135,7 @@ totals_unavailable = counter(
 )
 flushed_views = counter("views_flushed_total", "Views written to PostgreSQL.")
 flushed_rows = counter("views_flushed_rows_total", "Rows of totals and hours written by flushes.")
-dropped_views = counter("views_dropped_total", "Dropped hits of deleted entities.")
+dropped_views = counter("views_dropped_total", "Dropped hits of deleted items.")
 unreadable_hits = counter(
     "views_unreadable_total",
     "Unreadable stream entries skipped by a flush: another program wrote to the stream.",

@@ -156,7 +156,7 @@ async def _photo(_: ViewContext, text: str) -> AsyncIterator[Match]:
 
 async def _entities(context: ViewContext, text: str) -> AsyncIterator[Match]:
     for entity in await context.views.analytics.find(text, rows_max=EACH_MAX):
-        yield _match("entity", entity, "/views/entity", "views", id=entity)
+        yield _match("viewed item", entity, "/views/entity", "views", id=entity)
 
 
 async def _people(context: ViewContext, text: str) -> AsyncIterator[Match]:

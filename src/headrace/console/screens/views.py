@@ -1,4 +1,4 @@
-"""The views room: top lists, one entity over time, flush lag."""
+"""The views room: top lists, one item over time, flush lag."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Flush:
 
 
 async def view_top(context: ViewContext) -> dict[str, Any]:
-    """The most viewed entities of a time window."""
+    """The most viewed items of a time window."""
     views = context.views
     window = context.query.choice("window", tuple(WINDOWS), "24h")
     traffic = context.query.choice("class", CLASSES, Traffic.HUMAN)
@@ -110,7 +110,7 @@ async def view_top(context: ViewContext) -> dict[str, Any]:
 
 
 async def view_entity(context: ViewContext) -> dict[str, Any]:
-    """Totals of an entity and its views over time."""
+    """Totals of an item and its views over time."""
     views, entity = context.views, context.query.text("id", most=128).strip()
     span = context.query.choice("span", tuple(SPANS), "7d")
     if not entity:
@@ -237,12 +237,12 @@ def _days(from_at: datetime, to_at: datetime, zone: ZoneInfo) -> Iterator[dateti
 
 
 READ: Final = "views:read"
-ENTITY: Final = Field("id", "Entity")
+ENTITY: Final = Field("id", "Item")
 CHOICES: Final = tuple((name.value, name.value) for name in CLASSES)
 
 
 async def delete_entity(context: ViewContext, given: dict[str, Any]) -> str:
-    """Delete the counts of an entity."""
+    """Delete the counts of an item."""
     found = await context.views.delete(given["id"])
     until = f"{found.until_at:%Y-%m-%d %H:%M} UTC"
     gone = pluralize(found.total, f"view of {found.id} is", f"views of {found.id} are")
@@ -259,7 +259,7 @@ async def preview_delete(context: ViewContext, given: dict[str, Any]) -> str:
 
 
 async def mark(context: ViewContext, given: dict[str, Any]) -> str:
-    """Mark a span of an entity's time."""
+    """Mark a span of an item's time."""
     ends = _moment("to", given["to"]) if given["to"] else None
     begins = _moment("from", given["from"]) if given["from"] else None
     found = await context.views.corrections.mark(
@@ -377,9 +377,7 @@ ROOM: Final = Room(
     scope=READ,
     screens=(
         Screen("/views", "Top", "views/top.html", view_top, tab="Top"),
-        Screen(
-            "/views/entity", "Views of an entity", "views/entity.html", view_entity, tab="Entity"
-        ),
+        Screen("/views/entity", "Views of an item", "views/entity.html", view_entity, tab="Item"),
         Screen("/views/lag", "Flush", "views/lag.html", view_lag, tab="Flush"),
     ),
     actions=ACTIONS,
