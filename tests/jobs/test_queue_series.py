@@ -94,6 +94,9 @@ async def test_minutes_are_summed_to_hours_and_kept_longer(jobs, postgres, queue
     )
     assert [one.done for one in await jobs.queues.hours("mail")] == [5]
     assert await jobs.queues.hours("mail", from_at=now - timedelta(days=90), to_at=now)
+    assert await jobs.queues.hours("mail", from_at=datetime.now(UTC) - timedelta(days=90))
+    with pytest.raises(InvalidFilter, match="at most 90 days"):
+        await jobs.queues.hours("mail", from_at=datetime.now(UTC) - timedelta(days=91))
     with pytest.raises(InvalidFilter, match="at most 90 days"):
         await jobs.queues.hours("mail", from_at=now - timedelta(days=91), to_at=now)
     with pytest.raises(QueueUnknown):

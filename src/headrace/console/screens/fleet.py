@@ -261,12 +261,13 @@ async def view_queue(context: ViewContext) -> dict[str, Any]:
 
 async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> tuple[Chart, ...]:
     """Charts of the last `span_s`, with a point per minute or hour."""
-    span = {"from_at": now_at - timedelta(seconds=span_s + 60), "to_at": now_at}
+    from_at = now_at - timedelta(seconds=span_s)
     if span_s < HOURLY_S:
-        minutes = await jobs.queues.minutes(queue, **span)
+        minute_at = from_at - timedelta(minutes=1)
+        minutes = await jobs.queues.minutes(queue, from_at=minute_at, to_at=now_at)
         by_minute = {int(one.minute.timestamp()): one for one in minutes}
         return _charts(by_minute, queue, now_at, step_s=60, span_s=span_s)
-    hours = await jobs.queues.hours(queue, **span)
+    hours = await jobs.queues.hours(queue, from_at=from_at, to_at=now_at)
     by_hour = {int(one.hour.timestamp()): one for one in hours}
     return _charts(by_hour, queue, now_at, step_s=3_600, span_s=span_s)
 

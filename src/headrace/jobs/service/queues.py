@@ -60,6 +60,10 @@ MINUTES_SPAN_MAX: Final = timedelta(days=2)
 HOURS_SPAN: Final = timedelta(days=7)
 HOURS_SPAN_MAX: Final = timedelta(days=90)
 """Longest span of one call, the default of `jobs.hours_kept`."""
+OPEN_END: Final = timedelta(minutes=1)
+"""A span without an end includes the current minute."""
+OPEN_SLACK: Final = 2 * OPEN_END
+"""What such a span may be longer: this minute, and the time that the call takes."""
 
 
 class Queues:
@@ -313,13 +317,14 @@ def _span_of(
 ) -> tuple[datetime, datetime]:
     """The span of a series. Raises: InvalidFilter."""
     try:
-        until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
+        until_at = _in_utc(to_at or datetime.now(UTC) + OPEN_END)
         since_at = _in_utc(from_at or until_at - usual)
     except (OverflowError, ValueError) as error:
         raise InvalidFilter(
             f"{what}: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
         ) from error
-    if not timedelta() < until_at - since_at <= most:
+    slack = OPEN_SLACK if to_at is None else timedelta()
+    if not timedelta() < until_at - since_at <= most + slack:
         raise InvalidFilter(
             f"{what} from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
             f" at most {most.days} days that begins before it ends"
