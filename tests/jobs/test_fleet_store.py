@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tests.kit.queue_counts import add_counts
 
+from headrace.engines.postgres import PostgresDown
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad
@@ -41,6 +42,50 @@ async def test_a_host_is_seen_as_it_reports_itself(postgres, queue_ids, sql):
     await sql("UPDATE headrace.host SET expires_at = now()")
     report = {"capacity": 4, "load_per_core": 0.0, "slots": []}
     assert not await store.fleet.report_host(postgres, host_id, **report)
+
+
+async def test_silence_is_judged_only_by_time_in_which_postgresql_took_writes(
+    postgres, jobs, queue_ids, sql, monkeypatch
+):
+    async def states():
+        return {host.name: host.state for host in (await jobs.fleet.state()).hosts}
+
+    report = {"capacity": 1, "load_per_core": 0.0, "slots": []}
+    a, b = [await add_host(postgres, name, queue_ids) for name in ("a", "b")]
+    await store.fleet.lead_fleet(postgres, "one", lead_s=7.5)
+    # PostgreSQL was away for 40 s: the leases ended, and nobody could report or lead.
+    await sql(
+        "UPDATE headrace.host SET reported_at = now() - interval '41 s',"
+        " reports_from = now() - interval '1 h', expires_at = now() - interval '11 s'"
+    )
+    await sql(
+        "UPDATE headrace.fleet_plan SET led_from = now() - interval '1 h',"
+        " leads_until = now() - interval '34 s'"
+    )
+    with monkeypatch.context() as broken:
+        broken.setattr(postgres, "all", _no_answer)
+        with pytest.raises(PostgresDown):
+            await jobs.fleet.state()
+    assert await states() == {"a": "alive", "b": "alive"}, "nobody has written yet"
+    # The first write after the outage, by a leader: the silent limit begins.
+    await store.fleet.lead_fleet(postgres, "one", lead_s=7.5)
+    assert await states() == {"a": "alive", "b": "alive"}
+    await sql("UPDATE headrace.host SET expires_at = now() + interval '30 s'")
+    assert await store.fleet.report_host(postgres, a, **report)
+    assert await states() == {"a": "alive", "b": "alive"}
+    # Host a reported for the whole limit, and b did not.
+    await sql(f"UPDATE headrace.host SET reports_from = now() - interval '9 s' WHERE id = {a}")
+    assert await states() == {"a": "alive", "b": "alive"}
+    await sql(f"UPDATE headrace.host SET reports_from = now() - interval '11 s' WHERE id = {a}")
+    assert await states() == {"a": "alive", "b": "silent"}
+    await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {b}")
+    assert await states() == {"a": "alive", "b": "lost"}
+    assert await store.fleet.report_host(postgres, a, **report)
+    assert await states() == {"a": "alive", "b": "lost"}, "a report continues the series"
+
+
+async def _no_answer(*_, **__):
+    raise PostgresDown("down")
 
 
 async def test_of_a_host_that_started_again_the_newest_row_counts(postgres, queue_ids):

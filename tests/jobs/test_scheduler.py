@@ -163,6 +163,8 @@ async def test_hosts_that_drain_fall_silent_or_change_their_code_lose_slots(
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"a": 1, "b": 1}
     await sql("UPDATE headrace.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
+    # The reports of the other show that PostgreSQL took writes meanwhile.
+    await sql("UPDATE headrace.host SET reports_from = now() - interval '12 s' WHERE name = 'b'")
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"b": 2}
     codes = {d.code for d in await store.fleet.decisions(postgres, before=None, decisions_max=9)}
@@ -225,11 +227,17 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
 async def test_a_new_leader_reports_a_host_that_was_lost_before_it_led(postgres, jobs, sql):
     host_id = await store.leases.add_host(postgres, "a", [], 30, kind="agent")
     await store.fleet.report_host(postgres, host_id, capacity=1, load_per_core=0.1, slots=[])
-    await sql("UPDATE headrace.host SET expires_at = now() - interval '10 s'")
+    await sql(
+        "UPDATE headrace.host SET expires_at = now() - interval '10 s',"
+        " reported_at = now() - interval '40 s'"
+    )
     await jobs.sweep()
     [host] = (await jobs.fleet.state()).hosts
     assert (host.name, host.state, host.lost_at) == ("a", "lost", host.reported_at)
     planner = Planner(postgres, jobs, "heir")
+    await planner.run_once()
+    assert not any(host.is_silent for host in (await jobs.fleet.state()).hosts), "too early"
+    await sql("UPDATE headrace.fleet_plan SET led_from = now() - interval '11 s'")
     for _ in range(HOST_RAISE_AFTER):
         await planner.run_once()
     [alert] = await jobs.fleet.alerts(is_open=True)

@@ -72,7 +72,10 @@ class HostSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that runs handlers. Silent: it missed its reports and is not planned for."""
+    """A host that runs handlers. Silent: it missed its reports and is not planned for.
+
+    Reports that PostgreSQL could not take are not missed ones.
+    """
 
     name: str
     kind: str
@@ -251,6 +254,8 @@ class HostSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     shown: FleetHost
     queue_ids: frozenset[int]
+    is_written: bool = True
+    """Whether a host or the leader writes now. If not, PostgreSQL may just be back."""
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):

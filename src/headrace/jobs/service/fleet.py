@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres, from_row
-from headrace.engines.postgres_errors import PostgresBusy
+from headrace.engines.postgres_errors import PostgresBusy, PostgresDown
 from headrace.jobs import store
 from headrace.jobs.errors import HostRuns, HostUnknown, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
@@ -24,6 +24,7 @@ from headrace.jobs.fleet.state import (
     LOAD_MINUTES,
     MINUTES_SHOWN,
     Decision,
+    FleetHost,
     FleetLoad,
     FleetState,
     QueueFailures,
@@ -48,21 +49,38 @@ class Fleet:
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
         self._config = config
+        self._failed_s = float("-inf")
+        """When the hosts could not be read last."""
 
     async def state(self) -> FleetState:
         """Hosts with their slots, the plan, the newest decisions and open alerts."""
-        hosts = await store.fleet.fleet_hosts(self._postgres, silent_s=self._config.host_silent_s)
+        hosts = await self._hosts()
         planned = await store.fleet.slot_map(self._postgres)
         return FleetState(
             hosts=[
-                msgspec.structs.replace(host.shown, planned=planned.get(host.shown.name, {}))
-                for host in hosts
+                msgspec.structs.replace(host, planned=planned.get(host.name, {})) for host in hosts
             ],
             plan=await store.fleet.find_plan(self._postgres),
             decisions=await self.decisions(decisions_max=DECISIONS_SHOWN),
             alerts_open=await self._postgres.value(SQL.count_open_alerts),
             alerts=await self.alerts(is_open=True),
         )
+
+    async def _hosts(self) -> list[FleetHost]:
+        """All hosts. After an outage of PostgreSQL none is silent before the first write."""
+        silent_s = self._config.host_silent_s
+        try:
+            found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
+        except PostgresDown:
+            self._failed_s = time.monotonic()
+            raise
+        is_back = time.monotonic() - self._failed_s < silent_s
+        return [
+            one.shown
+            if one.is_written or not is_back
+            else msgspec.structs.replace(one.shown, is_silent=False, lost_at=None)
+            for one in found
+        ]
 
     async def decisions(
         self, *, before: int | None = None, decisions_max: int = 100

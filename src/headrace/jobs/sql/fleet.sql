@@ -1,7 +1,9 @@
 -- name: report_host
 -- Store a host's report. No row: the host expired.
 UPDATE headrace.host SET capacity = :capacity, load_per_core = :load_per_core,
-    cpu_pressure = :cpu_pressure, slots = :slots::jsonb, reported_at = now()
+    cpu_pressure = :cpu_pressure, slots = :slots::jsonb, reported_at = now(),
+    reports_from = CASE WHEN reported_at >= now() - :gap_s::double precision * interval '1 s'
+        THEN coalesce(reports_from, now()) ELSE now() END
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
@@ -37,15 +39,29 @@ SELECT EXISTS (SELECT FROM headrace.host WHERE name = :host AND kind <> 'taker')
 
 -- name: fleet_hosts
 -- The newest row of every host that runs handlers. is_silent: it missed its reports. lost_at: last
--- report of a host whose lease has expired.
+-- report of a host whose lease has expired. While PostgreSQL was down no host could report, so both
+-- also need writes of others for :silent_s: reports without gaps, or a lead if no host reports.
+-- is_written: there are such writes now.
+WITH writes AS (
+    SELECT coalesce(
+        (SELECT min(o.reports_from) FROM headrace.host o WHERE o.kind <> 'taker'
+            AND o.reported_at >= now() - :gap_s::double precision * interval '1 s'),
+        (SELECT p.led_from FROM headrace.fleet_plan p WHERE p.leads_until > now())) AS from_at
+)
 SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core,
     h.cpu_pressure,
        h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
-       h.expires_at <= now() OR coalesce(
-           h.reported_at < now() - :silent_s::double precision * interval '1 s', false)
+       w.from_at IS NOT NULL AS is_written,
+       j.is_due AND (h.expires_at <= now() OR coalesce(h.reported_at < j.before_at, false))
            AS is_silent,
-       CASE WHEN h.expires_at <= now() THEN coalesce(h.reported_at, h.expires_at) END AS lost_at
-FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
+       CASE WHEN j.is_due AND h.expires_at <= now()
+           THEN coalesce(h.reported_at, h.expires_at) END AS lost_at
+FROM headrace.host h CROSS JOIN writes w
+CROSS JOIN LATERAL (
+    SELECT b.at AS before_at, coalesce(w.from_at < b.at, true) AS is_due
+    FROM (SELECT now() - :silent_s::double precision * interval '1 s' AS at) b
+) j
+WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
 
 -- name: fleet_queues
 -- Every queue with its settings in force, its totals and leased jobs.
@@ -74,6 +90,7 @@ SELECT queue, jobs, oldest_age_s FROM headrace.count_waiting_v1(:count_max);
 -- Become or stay leader for :lead_s seconds. No row: another process leads.
 UPDATE headrace.fleet_plan SET leader = :leader,
     term = CASE WHEN leader = :leader THEN term ELSE term + 1 END,
+    led_from = CASE WHEN leads_until > now() THEN coalesce(led_from, now()) ELSE now() END,
     leads_until = now() + :lead_s::double precision * interval '1 s'
 WHERE leader = :leader OR leads_until <= now() RETURNING term;
 

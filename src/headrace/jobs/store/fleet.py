@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,8 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.sql import SQL
 
 _SLOTS = msgspec.json.Decoder(list[HostSlot])
+REPORTS_GAP_S: Final = 4.0
+"""Two periods of a host's reports: after a longer pause they start a new series."""
 
 
 async def report_host(
@@ -48,6 +50,7 @@ async def report_host(
     row = await runner.one(
         SQL.report_host,
         host=host_id,
+        gap_s=REPORTS_GAP_S,
         capacity=capacity,
         load_per_core=load_per_core,
         cpu_pressure=cpu_pressure,
@@ -87,9 +90,17 @@ async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
 
 
 async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSnapshot]:
-    """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
-    rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
-    return [HostSnapshot(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
+    """The newest row of every handler host, by name.
+
+    Silent: no report for `silent_s` in which other hosts or the leader wrote.
+    """
+    rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s, gap_s=REPORTS_GAP_S)
+    return [
+        HostSnapshot(
+            shown=_host(row), queue_ids=frozenset(row["queues"]), is_written=row["is_written"]
+        )
+        for row in rows
+    ]
 
 
 async def fleet_queues(
