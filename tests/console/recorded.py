@@ -37,6 +37,14 @@ JOBS = Query(
     " JOIN headrace.queue q ON q.name = m.queue ON CONFLICT DO NOTHING",
     ("rows",),
 )
+OUTAGES = Query(
+    "outages",
+    "",
+    "INSERT INTO headrace.engine_outage SELECT n, host, 'valkey', '{connection refused}',"
+    " to_timestamp($1::float8), to_timestamp($1::float8) + interval '44 s', true"
+    " FROM (VALUES (1, 'alpha'), (2, 'beta')) h(n, host) ON CONFLICT DO NOTHING",
+    ("at_s",),
+)
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -80,6 +88,7 @@ async def record(postgres: Postgres, *, minutes: int) -> None:
                 }
             )
     await postgres.run(INSERT, rows=json.dumps(rows))
+    await postgres.run(OUTAGES, at_s=now_s - 22 * 60.0)
     await postgres.value(HOURS)
     await postgres.run(JOBS, rows=json.dumps(jobs))
 
@@ -121,8 +130,6 @@ def sums(load, source, ago, host, *, is_bad):
         "http_requests": {"2xx": 3000 * load, "4xx": 60 * load, "5xx": (200 if is_bad else 0)},
         "http_time": times(0.004, 3000),
     }
-    if is_bad:
-        found["engines_down"] = {"valkey": 10.0}
     if ago in (60, 50) and host == "alpha":
         found["role_starts"] = {f"api {'0.1.0' if ago == 60 else '0.2.0'}": 1}
     return found

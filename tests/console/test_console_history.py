@@ -261,7 +261,8 @@ async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
         events = screen.page.locator(".marks")
         await events.locator("summary").click()
         text = await events.inner_text()
-        assert "outage: valkey did not answer" in text
+        outage = r"outage until [\d:]{8}: Valkey did not answer alpha, beta for about 44 s: "
+        assert re.search(outage + "connection refused", text)
         assert "deploy: api started on alpha, version 0.2.0" in text
 
 

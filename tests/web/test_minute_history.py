@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from recording_host import Host, known
 from tests.kit.waiting import wait_true
 
-from headrace.engines.postgres_errors import PostgresDown
 from headrace.engines.sql import Query
-from headrace.kernel.clock import VirtualClock
 from headrace.web.history import (
     CAUSES,
     MINUTES_KEPT_S,
@@ -24,7 +20,7 @@ from headrace.web.history import (
     percentile_s,
     span_of,
 )
-from headrace.web.recorder import Recorder, Snapshot
+from headrace.web.recorder import Snapshot
 
 ROWS_PER_MINUTE_MAX = 1
 ROW_BYTES_MAX = 8_192
@@ -33,62 +29,6 @@ ROW_BYTES_MAX = 8_192
 def query(text: str, *parameters: str) -> Query:
     """A statement of a test."""
     return Query("test", "", text, parameters)
-
-
-class Engine:
-    """An engine that answers unless `is_down`."""
-
-    is_down = False
-
-    async def open(self):
-        if self.is_down:
-            raise PostgresDown("down")
-
-
-class Host:
-    """A host whose minutes pass by hand; `roles` are the values of its roles' snapshots."""
-
-    def __init__(self, folder, postgres, name="one", *, ago_s=600.0, center="") -> None:
-        self.folder = folder / name
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.valkey = Engine()
-        self.postgres = postgres
-        now = datetime.now(UTC) - timedelta(seconds=ago_s)
-        self.clock = VirtualClock(now.replace(second=0, microsecond=0))
-        self.stamps = 0
-        self.roles: dict[str, str] = {}
-        self.center = center
-        self.recorder = self.new_recorder(name)
-
-    def new_recorder(self, name="one"):
-        engines = SimpleNamespace(postgres=self, valkey=self.valkey, blobs=Engine())
-        return Recorder(
-            self.folder, lambda: engines, host=name, center=self.center, clock=self.clock
-        )
-
-    async def value(self, sql, **given):
-        """PostgreSQL's clock, which here is that of the test."""
-        assert sql.name == "history_clock"
-        await self.postgres.open()
-        return self.clock.now().timestamp()
-
-    def transaction(self):
-        return self.postgres.transaction()
-
-    def write(self, role, *lines, version="1.0", started_s=0.0):
-        """Write the snapshot of a role."""
-        text = f'process_start_time_seconds{{version="{version}"}} {started_s}\n'
-        path = self.folder / f"{role}.prom"
-        path.write_text(text + "\n".join(lines) + "\n")
-        self.stamps += 1
-        at_ns = int(self.clock.now().timestamp() * 1e9) + self.stamps
-        os.utime(path, ns=(at_ns, at_ns))
-
-    async def pass_s(self, seconds):
-        """Let time pass with a reading every 10 s."""
-        for _ in range(int(seconds // 10)):
-            self.clock.advance(10)
-            await self.recorder.step()
 
 
 @pytest.fixture
@@ -100,11 +40,6 @@ async def minutes_of(reader, series, **given):
     """The lines of one series by label, without gaps at the ends."""
     found = await reader.read([series], **given)
     return {line.label: line.values for line in found.series[0].lines}
-
-
-def known(values):
-    """The values that were recorded."""
-    return [value for value in values if value is not None]
 
 
 async def test_counters_become_growth_per_minute(tmp_path, postgres, reader):
@@ -189,79 +124,6 @@ async def test_hosts_add_up_and_percentiles_are_those_of_all(tmp_path, postgres,
     [counts] = known(found.series[0].buckets.counts)
     assert found.series[0].buckets.bounds_s == [0.01, 0.1, 1.0]
     assert counts == [90, 0, 10, 0]
-
-
-async def test_minutes_wait_while_postgres_is_down_and_the_outage_is_marked(
-    tmp_path, postgres, reader, monkeypatch
-):
-    host = Host(tmp_path, postgres)
-    host.write("api-1", "feed_posts_total 0")
-    await host.recorder.step()
-    host.write("api-1", "feed_posts_total 5")
-
-    def down():
-        raise PostgresDown("down")
-
-    monkeypatch.setattr(host, "transaction", down)
-    host.valkey.is_down = True
-    for _ in range(6):
-        host.clock.advance(10)
-        try:
-            await host.recorder.step()
-        except PostgresDown:
-            continue
-    monkeypatch.undo()
-    host.valkey.is_down = False
-    await host.pass_s(60)
-    assert known((await minutes_of(reader, "feed_posts"))["all"]) == [5, 0]
-    [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
-    assert outage.text == "valkey did not answer one for 60 s"
-    assert outage.host == "one"
-    assert (outage.until_at - outage.at).total_seconds() == 60
-
-
-async def test_an_outage_names_the_hosts_that_reported_it(tmp_path, postgres, reader):
-    hosts = [Host(tmp_path, postgres, name) for name in ("a", "b", "c")]
-    for host in hosts:
-        await host.recorder.step()
-    hosts[2].valkey.is_down = True
-    for host in hosts:
-        await host.pass_s(60)
-    hosts[2].valkey.is_down = False
-    for host in hosts:
-        await host.pass_s(120)
-    [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
-    assert outage.text.startswith("valkey did not answer c for ")
-    assert outage.host == "c"
-
-
-async def test_an_outage_of_postgres_has_its_time_to_within_a_reading(
-    tmp_path, postgres, reader, monkeypatch
-):
-    host = Host(tmp_path, postgres)
-    await host.recorder.step()
-    await host.pass_s(50)
-
-    async def down():
-        raise PostgresDown("down")
-
-    def connect_in_vain():
-        host.clock.advance(15)  # the timeout of a connection
-        raise PostgresDown("down")
-
-    monkeypatch.setattr(host.postgres, "open", down)
-    monkeypatch.setattr(host, "transaction", connect_in_vain)
-    began_at = host.clock.now()
-    for _ in range(4):
-        host.clock.advance(10)
-        with suppress(PostgresDown):
-            await host.recorder.step()
-    monkeypatch.undo()
-    await host.pass_s(60)
-    [outage] = [mark for mark in await reader.marks() if mark.kind == "outage"]
-    assert outage.text == "postgres did not answer one for 40 s"
-    assert abs((outage.at - began_at).total_seconds()) <= 1
-    assert abs((outage.until_at - outage.at).total_seconds() - 40) <= 1
 
 
 async def test_starts_and_versions_are_marked(tmp_path, postgres, reader):

@@ -21,7 +21,8 @@ fast_path    hot routes without ASGI             problems     errors as problem 
 guard        checks and headers of every request, CORS
 auth         authentication and scopes           tokens       API tokens and their store
 sessions     console sessions and the audit log  limits       connection and request limits
-history      the minute history      recorder     its writer, one per host
+history      the minute history                   recorder     its writer, one per host
+outages      outages of engines as each host saw them, and their marks
 routes       parameter checks and OpenAPI        bodies       strict JSON bodies
 cli          commands
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -25,6 +25,7 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import InvalidInput
 from headrace.kernel.terminal import pluralize
+from headrace.web.outages import EngineOutage, JoinedOutage, join_outages, read_outages
 
 SQL: Final = load_queries("headrace.web")
 MINUTES_KEPT_S: Final = 48 * 3_600.0
@@ -34,7 +35,6 @@ STEPS: Final = ((2 * 3_600, 60), (8 * 3_600, 120), (int(MINUTES_KEPT_S), 600))
 HOUR_S: Final = 3_600
 POINTS_MAX: Final = 721
 MARKS_MAX: Final = 200
-HOSTS_NAMED: Final = 3
 SERIES_MAX: Final = 20
 USUAL_SPAN: Final = timedelta(hours=1)
 ALL: Final = "all"
@@ -267,10 +267,11 @@ class History:
         The span is that of `read`. Raises: InvalidSpan.
         """
         span = span_of(from_at, to_at, now_at=datetime.now(UTC))
-        table = await self._table(span, [STARTS, RESTARTS, DOWN, SLOTS, PROCESSES], "host")
+        table = await self._table(span, [STARTS, RESTARTS, SLOTS, PROCESSES], "host")
+        outages = await read_outages(self._postgres, from_at=span.from_at, to_at=span.to_at)
         found = [
             *_starts(span, table.values[STARTS], table.values[RESTARTS]),
-            *_outages(span, table.values[DOWN]),
+            *(_of_outage(one) for one in join_outages(outages, table.witness_of(outages))),
             *_deaths(span, table.values),
         ]
         return sorted(found, key=lambda mark: mark.at)[-MARKS_MAX:]
@@ -322,6 +323,33 @@ class _Table:
         """Recorded time of each step, of the part that recorded most."""
         parts = self.seconds.values()
         return [max((part[n] for part in parts), default=0.0) for n in range(self._span.steps)]
+
+    def witness_of(self, outages: Sequence[EngineOutage]) -> Callable[[EngineOutage], bool]:
+        """Whether a host ran during an outage and recorded none of its engine; parts are hosts.
+
+        A host that was lost with the engine lacks the time of the outage. Steps that nobody has
+        recorded yet decide nothing.
+        """
+        recorded_s = self.recorded_s()
+
+        def is_reached(outage: EngineOutage) -> bool:
+            first = max(0, self._span.index(outage.began_at))
+            last = min(self._span.steps - 1, self._span.index(outage.until_at))
+            steps = range(first, last + 1)
+            missed = {
+                one.host
+                for one in outages
+                if one.engine == outage.engine and one.overlap(outage) > timedelta(0)
+            }
+            lasted_s = (outage.until_at - outage.began_at).total_seconds()
+            return any(
+                sum(seconds[n] for n in steps) > 0
+                and sum(recorded_s[n] - seconds[n] for n in steps) < lasted_s / 2
+                for host, seconds in self.seconds.items()
+                if host not in missed
+            )
+
+        return is_reached
 
     def series(self, series: Series, *, is_by_part: bool) -> SeriesHistory:
         """One series, with a line per key or per part."""
@@ -451,38 +479,11 @@ def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
                 yield Mark(at=at, kind="deaths", text=text, host=host, role="media", count=died)
 
 
-def _names_of(hosts: Sequence[str]) -> str:
-    shown = ", ".join(sorted(hosts)[:HOSTS_NAMED])
-    others = len(hosts) - HOSTS_NAMED
-    return f"{shown} and {pluralize(others, 'other host')}" if others > 0 else shown
-
-
-def _outages(span: Span, parts: Parts) -> Iterable[Mark]:
-    """A mark for each row of steps in which a host found an engine down.
-
-    An outage of several steps lasts until the end of its first step and from the begin of its last
-    one, so the seconds in them give the times to within the 10 s of a reading.
-    """
-    engines = {engine for keys in parts.values() for engine in keys}
-    for engine in sorted(engines):
-        by_host = {host: keys[engine] for host, keys in parts.items() if engine in keys}
-        down_s = [max(found) for found in zip(*by_host.values(), strict=True)]
-        begins = None
-        for index, seconds in enumerate([*down_s, 0.0]):
-            if seconds and begins is None:
-                begins = index
-            elif not seconds and begins is not None:
-                lasted_s = sum(down_s[begins:index])
-                at, until_at = span.start_of(begins), span.start_of(index)
-                if index - begins > 1:
-                    at = span.start_of(begins + 1) - timedelta(seconds=down_s[begins])
-                    until_at = span.start_of(index - 1) + timedelta(seconds=down_s[index - 1])
-                hosts = [host for host, found in by_host.items() if any(found[begins:index])]
-                yield Mark(
-                    at=at,
-                    until_at=until_at,
-                    kind="outage",
-                    text=f"{engine} did not answer {_names_of(hosts)} for {lasted_s:.0f} s",
-                    host=hosts[0] if len(hosts) == 1 else "",
-                )
-                begins = None
+def _of_outage(one: JoinedOutage) -> Mark:
+    return Mark(
+        at=one.began_at,
+        until_at=one.until_at,
+        kind="outage",
+        text=one.text,
+        host=one.hosts[0] if len(one.hosts) == 1 else "",
+    )

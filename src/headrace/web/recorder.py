@@ -12,6 +12,8 @@ roles (`kernel/metrics.py`) every READ_EVERY_S and adds up what each series grew
 At the end of a minute the sums become a row, stamped with PostgreSQL's clock, so hosts whose
 clocks differ agree about minutes. Rows that cannot be written wait in memory, up to WAITING_MAX of
 them; the insert names its writer, so repeating it after a lost answer has no effect.
+
+The writer also checks the engines (`web/outages.py`) and stores their outages.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from headrace.engines import Engines
+from headrace.engines.postgres import PostgresFull
 from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
@@ -47,6 +50,7 @@ from headrace.web.history import (
     STARTS,
     Series,
 )
+from headrace.web.outages import CHECK_EVERY_S, OutageWatch
 from headrace.web.role_secrets import (
     RoleSecret,
     accepted_in,
@@ -58,8 +62,6 @@ from headrace.web.role_secrets import (
 READ_EVERY_S: Final = 10.0
 EARLY_S: Final = 2.0
 """A reading so early before a minute's end ends it: clocks are read over the network."""
-CHECK_S: Final = 2.0
-"""Longest wait for an engine."""
 CLOSE_S: Final = 1.0
 START_UP_S: Final = 180.0
 """All roles of a host start within this time."""
@@ -188,32 +190,41 @@ class Recorder:
         self._seen: dict[str, Snapshot] | None = None
         self._minute: Minute | None = None
         self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
-        self._offset_s: float | None = None
-        """What PostgreSQL's clock is ahead of the monotonic one."""
-        self._is_postgres_down = False
+        self.watch = OutageWatch(engines, self._clock)
         self._noted: list[RoleSecret] = []
         self._note_from_s = 0.0
 
     async def run(self, *, wait_s: float = 0.0) -> None:
         """Record until cancelled; try for the lock after `wait_s`."""
         await self._clock.sleep(wait_s)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(self.check_engines, CHECK_EVERY_S))
+            group.create_task(self._repeat(self.step, READ_EVERY_S))
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
             try:
-                await self.step()
+                await step()
             except (HeadraceError, OSError) as error:
                 _often.warning("history_not_recorded", error=str(error))
-            await self._clock.sleep(READ_EVERY_S - self._now_s() % READ_EVERY_S)
+            await self._clock.sleep(every_s - self._now_s() % every_s)
+
+    async def check_engines(self) -> None:
+        """Check the engines, if this process holds the lock."""
+        if self._holds_lock():
+            await self.watch.check()
 
     async def step(self) -> None:
         """Read once, if this process holds the lock; write the minutes that ended."""
         if not self._holds_lock():
             return
+        if self.watch.offset_s is None:
+            await self.watch.check()
         await self._read()
         minute = self._minute
         if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
             self._end_minute()
-        if self._is_postgres_down:
-            # Each attempt would wait for seconds, and the outage would look shorter than it is.
+        if not self.watch.takes_writes:
             _often.warning("history_not_recorded", error="PostgreSQL does not respond")
             return
         await self._write()
@@ -268,9 +279,9 @@ class Recorder:
 
     def _now_s(self) -> float:
         """The time by PostgreSQL's clock, or by that of the host until it is known."""
-        if self._offset_s is None:
+        if self.watch.offset_s is None:
             return self._clock.now().timestamp()
-        return self._clock.monotonic_s() + self._offset_s
+        return self._clock.monotonic_s() + self.watch.offset_s
 
     def _begin_of(self, monotonic_s: float) -> int:
         now_s = self._now_s() - self._clock.monotonic_s() + monotonic_s
@@ -278,10 +289,7 @@ class Recorder:
 
     async def _read(self) -> None:
         """Add what happened since the last reading to the minute."""
-        before_s = self._minute.ended_s if self._minute is not None else None
-        found, down = await asyncio.gather(
-            asyncio.to_thread(read_folder, self._folder, self._seen or {}), self._down()
-        )
+        found = await asyncio.to_thread(read_folder, self._folder, self._seen or {})
         at_s = self._clock.monotonic_s()
         if self._minute is None:
             self._minute = self._new_minute(at_s)
@@ -289,9 +297,8 @@ class Recorder:
         minute.ended_s = at_s
         for name in found:
             self._add(name, found, minute)
-        self._is_postgres_down = "postgres" in down
-        for engine in down:
-            minute.sums[DOWN, engine] += at_s - (at_s if before_s is None else before_s)
+        for engine, seconds in self.watch.take_down_s().items():
+            minute.sums[DOWN, engine] += seconds
         self._seen = found
 
     def _add(self, name: str, found: Mapping[str, Snapshot], minute: Minute) -> None:
@@ -332,24 +339,6 @@ class Recorder:
                 return True
         return False
 
-    async def _down(self) -> list[str]:
-        """The engines that do not answer; PostgreSQL's answer is its clock."""
-
-        async def postgres() -> None:
-            began_s = self._clock.monotonic_s()
-            found: float = await engines.postgres.value(SQL.history_clock)
-            # Half of the round trip is the best guess of when the clock was read.
-            self._offset_s = found - (began_s + self._clock.monotonic_s()) / 2
-
-        engines = self._engines()
-        checks: dict[str, Callable[[], Awaitable[Any]]] = {
-            "postgres": postgres,
-            "valkey": engines.valkey.open,
-            "blobs": engines.blobs.open,
-        }
-        answers = await asyncio.gather(*(_is_up(check) for check in checks.values()))
-        return [name for name, is_up in zip(checks, answers, strict=True) if not is_up]
-
     def _end_minute(self) -> None:
         minute = self._minute
         if minute is not None and minute.ended_s > minute.began_s:
@@ -362,13 +351,20 @@ class Recorder:
         return Minute(at_s, at_s, at_s + left_s + (MINUTE_S if left_s < READ_EVERY_S / 2 else 0))
 
     async def _write(self) -> None:
-        """Write the minutes that wait, oldest first. Raises: PostgresDown."""
-        while self._waiting and self._offset_s is not None:
-            minute = self._waiting[0]
-            if minute.at_s is None:
-                minute.at_s = self._begin_of((minute.began_s + minute.ended_s) / 2)
-            await self._insert(minute, minute.at_s)
-            self._waiting.popleft()
+        """Write the outages and minutes that wait, oldest first. Raises: PostgresDown."""
+        try:
+            await self.watch.write(self._host, kept_s=HOURS_KEPT_S)
+            while self._waiting and self.watch.offset_s is not None:
+                minute = self._waiting[0]
+                if minute.at_s is None:
+                    minute.at_s = self._begin_of((minute.began_s + minute.ended_s) / 2)
+                await self._insert(minute, minute.at_s)
+                self.watch.note_full(is_full=False)
+                self._waiting.popleft()
+        except PostgresFull:
+            # A check reads, so only a write shows this.
+            self.watch.note_full(is_full=True)
+            raise
 
     async def _insert(self, minute: Minute, at_s: int) -> None:
         async with self._engines().postgres.transaction() as tx:
@@ -415,11 +411,3 @@ def _document(values: Mapping[Key, float]) -> str:
         if value or SERIES[series].kind == "time":
             found.setdefault(series, {})[key] = round(value, 6)
     return msgspec.json.encode(found).decode()
-
-
-async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
-    try:
-        await asyncio.wait_for(check(), CHECK_S)
-    except (HeadraceError, TimeoutError):
-        return False
-    return True

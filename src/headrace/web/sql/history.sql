@@ -1,7 +1,3 @@
--- name: history_clock
--- The clock that stamps the history: hosts may disagree about the time.
-SELECT extract(epoch FROM now())::float8;
-
 -- name: insert_minute
 -- Store a host's minute; a repeated insert of the same process has no effect.
 INSERT INTO headrace.history_minute (at, host, writer, center, seconds, sums, peaks)

@@ -1,0 +1,242 @@
+"""Outages of engines: what hosts record, and the marks that they become."""
+
+from __future__ import annotations
+
+import re
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from recording_host import Host, known
+
+from headrace.engines.postgres import PostgresDown, PostgresFull, PostgresRefused
+from headrace.engines.postgres_servers import NoPrimary
+from headrace.engines.sql import Query
+from headrace.web import outages
+from headrace.web.history import History
+
+CUT = "host c did not reach PostgreSQL and Valkey for about"
+COUNT = Query("count", "", "SELECT count(*) FROM headrace.engine_outage", ())
+
+
+@pytest.fixture
+def reader(postgres):
+    return History(postgres)
+
+
+async def outages_of(reader):
+    """The outages among the marks: text, host, and begin and length in seconds since the first."""
+    found = [mark for mark in await reader.marks() if mark.kind == "outage"]
+    first_at = min((mark.at for mark in found), default=None)
+    return [
+        (
+            mark.text,
+            mark.host,
+            round((mark.at - first_at).total_seconds()),
+            round((mark.until_at - mark.at).total_seconds()),
+        )
+        for mark in found
+    ]
+
+
+async def pass_all(hosts, seconds):
+    """Let the same time pass on all hosts."""
+    for host in hosts:
+        await host.pass_s(seconds)
+
+
+@pytest.fixture
+async def three(tmp_path, postgres):
+    """Three hosts that run for two minutes."""
+    hosts = [Host(tmp_path, postgres, name, ago_s=1200.0) for name in ("a", "b", "c")]
+    for host in hosts:
+        await host.recorder.step()
+        await host.pass_s(120)
+    return hosts
+
+
+async def test_minutes_wait_while_postgres_is_down_and_its_outage_is_marked_afterwards(
+    tmp_path, postgres, reader
+):
+    host = Host(tmp_path, postgres)
+    host.write("api-1", "feed_posts_total 0")
+    await host.recorder.step()
+    host.write("api-1", "feed_posts_total 5")
+    host.is_cut = True
+    began_at = host.clock.now()
+    await host.pass_s(60)
+    assert await reader.marks() == []
+    host.is_cut = False
+    await host.pass_s(60)
+    posts = await reader.read(["feed_posts"])
+    assert known(posts.series[0].lines[0].values) == [5, 0]
+    assert await outages_of(reader) == [
+        ("PostgreSQL did not answer one for about 60 s: no answer in time", "one", 0, 60)
+    ]
+    [outage] = await reader.marks()
+    assert abs((outage.at - began_at).total_seconds() - 2) < 0.1, "its first failed check"
+    down = await reader.read(["engines_down"])
+    assert sum(known(down.series[0].lines[0].values)) == pytest.approx(60, abs=1)
+
+
+async def test_two_outages_apart_are_two_marks_and_that_of_one_host_is_its_own(three, reader):
+    c = three[2]
+    c.cut()
+    await pass_all(three, 90)
+    # Host c is back, and the machine with Valkey dies.
+    c.restore()
+    await pass_all(three, 4)
+    for host in three:
+        host.valkey.is_down = True
+    await pass_all(three, 40)
+    for host in three:
+        host.valkey.is_down = False
+    await pass_all(three, 120)
+    assert await outages_of(reader) == [
+        (f"{CUT} 90 s: no answer in time", "c", 0, 90),
+        ("Valkey did not answer a, b, c for about 40 s: connection refused", "", 94, 40),
+    ]
+
+
+async def test_an_engine_that_fails_while_a_host_is_cut_off_has_its_own_mark(three, reader):
+    c = three[2]
+    c.cut()
+    await pass_all(three, 40)
+    for host in three:
+        host.valkey.is_down = True
+    await pass_all(three, 20)
+    c.restore()
+    await pass_all(three, 30)
+    for host in three:
+        host.valkey.is_down = False
+    await pass_all(three, 120)
+    assert await outages_of(reader) == [
+        (f"{CUT} 60 s: no answer in time", "c", 0, 60),
+        ("Valkey did not answer a, b, c for about 50 s: connection refused", "", 40, 50),
+    ]
+
+
+async def test_a_lost_primary_is_the_outage_of_all_and_its_host_reads_as_cut_off(three, reader):
+    a, b, c = three
+    c.cut()
+    for host in (a, b):
+        host.is_cut = True
+    await pass_all(three, 10)
+    standbys = "2 servers answer as standbys and none is the primary"
+    for host in (a, b):
+        host.servers.no_primary = standbys
+    await pass_all(three, 16)
+    for host in (a, b):
+        host.is_cut, host.servers.no_primary, host.synchronous = False, "", "other"
+    await pass_all(three, 4)
+    for host in (a, b):
+        host.synchronous = ""
+    await pass_all(three, 60)
+    c.restore()
+    await pass_all(three, 120)
+    causes = (
+        f"no answer in time, then {standbys} (failover),"
+        " then commits waited for a synchronous standby"
+    )
+    assert await outages_of(reader) == [
+        (f"{CUT} 90 s: no answer in time", "c", 0, 90),
+        (f"PostgreSQL did not answer a, b for about 30 s: {causes}", "", 0, 30),
+    ]
+
+
+async def test_a_host_that_was_lost_with_its_engine_is_no_witness(tmp_path, postgres, reader):
+    a, b = (Host(tmp_path, postgres, name, ago_s=1200.0) for name in ("a", "b"))
+    for host in (a, b):
+        await host.recorder.step()
+        await host.pass_s(140)
+    # Host a had PostgreSQL, and dies with it: its recorder writes nothing.
+    b.is_cut = True
+    a.clock.advance(60)
+    await b.pass_s(60)
+    b.is_cut = False
+    a.recorder = a.new_recorder("a")
+    await a.recorder.step()
+    await pass_all((a, b), 120)
+    [(text, *_)] = await outages_of(reader)
+    assert text.startswith("PostgreSQL did not answer b for about 60 s")
+
+
+async def test_an_outage_names_that_writes_were_refused(three, reader):
+    for host in three:
+        host.is_read_only = True
+    await pass_all(three, 20)
+    for host in three:
+        host.is_read_only = False
+    await pass_all(three, 60)
+    assert [text for text, *_ in await outages_of(reader)] == [
+        "PostgreSQL took no writes of a, b, c for about 20 s: read-only"
+    ]
+
+
+async def test_a_full_disk_is_an_outage_until_a_write_succeeds(tmp_path, postgres, reader):
+    host = Host(tmp_path, postgres)
+    await host.recorder.step()
+
+    @asynccontextmanager
+    async def full():
+        raise PostgresFull("PostgreSQL lacks disk space or memory")
+        yield
+
+    host.transaction = full
+    with suppress(PostgresFull):
+        await host.pass_s(60)
+    for _ in range(3):
+        with suppress(PostgresFull):
+            await host.pass_s(20)
+    del host.transaction
+    await host.pass_s(60)
+    [(text, _, _, lasted_s)] = await outages_of(reader)
+    assert text.startswith("PostgreSQL took no writes of one for about ")
+    assert text.endswith(": disk space or memory is short")
+    assert 20 <= lasted_s <= 80
+
+
+async def test_an_outage_that_continues_is_marked_and_one_failed_check_is_none(three, reader):
+    a, *_ = three
+    a.valkey.is_down = True
+    await a.pass_s(2)
+    a.valkey.is_down = False
+    await pass_all(three, 20)
+    assert await outages_of(reader) == []
+    for host in three:
+        host.valkey.is_down = True
+    await pass_all(three, 40)
+    [(text, *_)] = await outages_of(reader)
+    assert re.fullmatch("Valkey did not answer a, b, c for at least 3[0-9] s: .*", text)
+
+
+async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypatch):
+    monkeypatch.setattr(outages, "OUTAGES_KEPT", 3)
+    a, *_ = three
+    for _ in range(5):
+        a.valkey.is_down = True
+        await a.pass_s(4)
+        a.valkey.is_down = False
+        await a.pass_s(6)
+    await a.pass_s(10)
+    assert await a.postgres.value(COUNT) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (TimeoutError(), "no answer in time"),
+        (ConnectionRefusedError(111, "Connect call failed"), "connection refused"),
+        (OSError(113, "No route to host"), "host unreachable"),
+        (NoPrimary(2), "2 servers answer as standbys and none is the primary (failover)"),
+        (PostgresFull("PostgreSQL lacks disk space"), "disk space or memory is short"),
+        (PostgresDown("PostgreSQL at x is read-only (ReadOnlySQLTransactionError)"), "read-only"),
+        (PostgresRefused("PostgreSQL refuses the connection"), "login refused"),
+        (ValueError("something: check it with `headrace doctor`, then try again"), "something"),
+    ],
+)
+def test_causes_are_named_in_a_few_words(error, cause):
+    assert outages.cause_of(error) == cause
+    outer = PostgresDown("PostgreSQL does not respond")
+    outer.__cause__ = error
+    if not isinstance(error, ValueError):
+        assert outages.cause_of(outer) == cause
