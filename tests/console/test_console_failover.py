@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack, nullcontext
+from functools import partial
+
 import pytest
 from served import app_of, serving, visiting
 from tests.kit.own_postgres import OwnPostgres
@@ -13,6 +16,61 @@ from headrace.engines.migrate import apply_migrations
 from headrace.engines.postgres import Postgres, PostgresConfig
 
 pytestmark = pytest.mark.slow
+
+
+NAMED = "2 servers answer as standbys and none is the primary"
+
+
+async def shows(visitor, text):
+    """Whether the overview has the text."""
+    return text in (await visitor.get("/console")).text
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["killed", "silent"])
+async def test_each_console_of_a_site_with_three_servers_names_a_failover(
+    tmp_path, servers_folder, is_silent
+):
+    """The primary was the first server of each; killed it refuses, silent it answers nothing."""
+    # The cleanup of another run may remove a segment of shared memory that is new.
+    memory = {"dynamic_shared_memory_type": "mmap"}
+    servers = [OwnPostgres(servers_folder / name, "18", **memory) for name in "pqr"]
+    primary, *standbys = servers
+    await primary.make()
+    await primary.start()
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            stack.callback(server.end)
+        postgres = Postgres(primary.url, PostgresConfig())
+        await apply_migrations(postgres, PACKAGES)
+        await postgres.close()
+        for number, standby in enumerate(standbys):
+            await standby.copy(primary, name=f"standby{number}")
+            await standby.start()
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+        visitors = []
+        for name in ("a", "b"):
+            url = f"postgresql://headrace@{hosts}/postgres"
+            endpoints = Endpoints(url, f"unix://{tmp_path}/none", "file:///nowhere")
+            app = app_of(tmp_path / name, endpoints)
+            address = await stack.enter_async_context(serving(app))
+            visitors.append(await stack.enter_async_context(visiting(app, address)))
+        for visitor in visitors:
+            assert not await shows(visitor, "none is the primary")
+        with primary.frozen() if is_silent else nullcontext():
+            if not is_silent:
+                primary.kill()
+            for visitor in visitors:
+                await wait_true(partial(shows, visitor, NAMED), what="each console names it")
+            # It stays named while the page is read again and again.
+            for visitor in visitors * 3:
+                assert await shows(visitor, NAMED)
+            standbys[0].run("pg_ctl", "promote", "-D", standbys[0].data)
+            for visitor in visitors:
+
+                async def is_over(visitor=visitor):
+                    return not await shows(visitor, "postgres is down")
+
+                await wait_true(is_over, what="each console shows its end")
 
 
 async def test_a_failover_is_named(tmp_path, servers_folder):

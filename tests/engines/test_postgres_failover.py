@@ -92,6 +92,39 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
 
 
 @pytest.mark.slow
+async def test_checks_with_a_short_limit_find_the_primary_behind_a_silent_server(server):
+    """The lost primary is first: each check would wait for it alone, and end before the others."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{server.port}"
+        postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(postgres.connect_unpooled(), 1.5)
+        connection = await asyncio.wait_for(postgres.connect_unpooled(), 1.5)
+        assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+
+
+@pytest.mark.slow
+async def test_standbys_beside_a_silent_server_are_named_by_checks_with_a_short_limit(
+    servers_folder, server
+):
+    standbys = [OwnPostgres(servers_folder / name, "18") for name in ("s", "t")]
+    for standby in standbys:
+        await standby.copy(server, name=standby.folder.name)
+        await standby.start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = [silent.getsockname()[1], *(standby.port for standby in standbys)]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(postgres.connect_unpooled(), 1.5)
+        assert postgres.direct_servers.no_primary.startswith("2 servers answer as standbys")
+    for standby in standbys:
+        standby.end()
+
+
+@pytest.mark.slow
 async def test_a_server_that_is_full_is_named_and_not_one_that_is_away(server):
     await run_statements(server.url, "CREATE ROLE few LOGIN CONNECTION LIMIT 0")
     with socket.create_server(("", 0)) as away:

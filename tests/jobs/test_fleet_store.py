@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.kit.queue_counts import add_counts
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad

@@ -11,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -173,6 +174,23 @@ class OwnPostgres(_Server):
         wait_until(lambda: not any(map(is_alive, pids)), what="all processes of the server ended")
         for path in memory:
             path.unlink(missing_ok=True)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside the block it accepts connections and answers nothing, as without network."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pids = (pid, *map(int, children))
+        for one in pids:
+            os.kill(one, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for one in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGCONT)
 
     async def _prepare(self) -> None:
         self.folder.mkdir(parents=True)

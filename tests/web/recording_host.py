@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-from headrace.engines.postgres import PostgresDown
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.kernel.clock import VirtualClock
 from headrace.web.recorder import Recorder
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from recording_host import Host, known
 
-from headrace.engines.postgres import PostgresDown, PostgresFull, PostgresRefused
+from headrace.engines.postgres_errors import PostgresDown, PostgresFull, PostgresRefused
 from headrace.engines.postgres_servers import NoPrimary
 from headrace.engines.sql import Query
 from headrace.web import outages

@@ -9,7 +9,8 @@ version 16, and names a file of the URL that cannot be used.
 The driver alone is unfit for failover in three ways:
 
 - It tries the servers of a URL in order within one timeout, so a first server without network uses
-  all of it. Here each server has its share, and the one that accepted last is tried first.
+  all of it. Here each server has its share. The one that accepted last is tried first, and one
+  that did not answer last.
 - A connection to a host that lost its network stays open: an idle one for ever, one with a
   statement for its timeout. Here the kernel probes it and closes it (`TCP_USER_TIMEOUT`).
 - After a timeout or a cancellation it cancels the statement on the server. That also ends the
@@ -22,6 +23,7 @@ and libpq, "SSL Support".
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -68,6 +70,8 @@ class NoPrimary(ConnectionError):
         super().__init__(self.text)
 
 
+SILENT_SHARE: Final = 0.1
+"""Share of its time after which a server without an answer is tried last."""
 NO_PRIMARY_S: Final = 10.0
 """For how long the result of an attempt without a primary is reported."""
 
@@ -92,13 +96,23 @@ class Servers:
         failed: BaseException | None = None
         standbys = 0
         for url in list(self._urls):
+            began_s = time.monotonic()
             try:
                 own = {**options, **tls_options(url)}
                 connection = await asyncpg.connect(url, timeout=each_s, **own)
                 await self._prepare(connection, timeout_s)
+            except asyncio.CancelledError:
+                # The caller has a shorter limit, such as a check: its next one begins elsewhere.
+                if time.monotonic() - began_s > each_s * SILENT_SHARE:
+                    self._try_last(url)
+                    if standbys and self._needs_primary and url == self._urls[-1]:
+                        self._no_primary = time.monotonic(), NoPrimary(standbys)
+                raise
             except DOWN as error:
                 if unusable := unusable_file(error):
                     raise asyncpg.ClientConfigurationError(unusable) from error
+                if isinstance(error, TimeoutError):
+                    self._try_last(url)
                 standbys += isinstance(error, asyncpg.TargetServerAttributeNotMatched)
                 if failed is None or _rank(error) >= _rank(failed):
                     failed = error
@@ -116,6 +130,9 @@ class Servers:
             self._no_primary = time.monotonic(), missing
             raise missing from failed
         raise failed
+
+    def _try_last(self, url: str) -> None:
+        self._urls = [*(other for other in self._urls if other != url), url]
 
     @property
     def no_primary(self) -> str:
