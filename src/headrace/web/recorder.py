@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 
 from headrace.engines import Engines
-from headrace.engines.postgres import PostgresFull
+from headrace.engines.postgres_errors import PostgresFull
 from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
