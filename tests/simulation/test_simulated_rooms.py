@@ -12,7 +12,7 @@ from verification.simulation.run import run_seed
 
 HOURS = 0.03
 SCENARIOS = {"jobs": JobsScenario, "fetch": FetchScenario}
-PINNED = [("jobs", 2), ("jobs", 7), ("jobs", 12), ("fetch", 2), ("fetch", 18)]
+PINNED = [("jobs", 2), ("jobs", 7), ("jobs", 12), ("fetch", 2), ("fetch", 18), ("fetch", 1028)]
 """Seeds with many faults."""
 SOAK_SEEDS = 50
 

@@ -194,7 +194,6 @@ class CurlMulti:
             request.status = response.status if response.end != "never" else 0
             after = response.headers.get("Retry-After")
             request.retry_after_s = None if after is None else float(after)
-            sellers.on_response(request)
             await asyncio.sleep(response.wait_s)
             if response.end == "never":
                 await asyncio.get_running_loop().create_future()
@@ -203,6 +202,8 @@ class CurlMulti:
             if response.end == "reset" and not response.body:
                 raise TransferEnded(pycurl.E_RECV_ERROR, "the connection was reset")
             await self._deliver(handle, response, request)
+            request.received_s = self._world.now_s
+            sellers.on_response(request)
         finally:
             sellers.end(number)
 

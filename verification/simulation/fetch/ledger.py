@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tests.kit.checkers import Finding
 
+from headrace.fetch.host_stats import FLUSH_S, REFRESH_S
 from verification.simulation.fetch.sellers import LoggedRequest, Sellers
 from verification.simulation.fetch.tables import FetchTables, Photo, Run
 from verification.simulation.media_model import StoreModel
@@ -20,8 +21,8 @@ CALM_S: Final = 60.0
 """After a fault, what processes know of the fleet and of hosts may be old for this time."""
 OWN_GRACE_S: Final = 4.0
 """Requests that passed the check of a pause leave within this time."""
-OTHERS_GRACE_S: Final = 12.0
-"""Until all workers know a pause: a flush every second, a read every 5 s, and the same grace."""
+OTHERS_GRACE_S: Final = FLUSH_S + REFRESH_S + OWN_GRACE_S
+"""Until all workers know a pause: a write every second, a read after 5 s, and the same grace."""
 LIMIT_SEEN_S: Final = 40.0
 """The pool of a process follows the newest limit; older requests may hold connections so long."""
 LATE_S: Final = 0.1
@@ -121,20 +122,21 @@ class FetchLedger:
         """After a Retry-After no photo of the customer is requested from the host until then."""
         now_s = self._world.now_s
         pauses = self._pauses[request.customer, request.host]
-        pauses[:] = [one for one in pauses if one.at_s + (one.retry_after_s or 0) > now_s]
+        pauses[:] = [one for one in pauses if _end_s(one) > now_s]
         for pause in pauses:
             is_own = pause.process is request.process
             grace_s = OWN_GRACE_S if is_own else OTHERS_GRACE_S
-            if now_s > pause.at_s + grace_s and self._is_calm(request) and self._is_calm(pause):
+            after_s = now_s - (pause.received_s or 0)
+            if after_s > grace_s and self._is_calm(request) and self._is_calm(pause):
                 text = (
-                    f"{request.process.name} requested {request.path} {now_s - pause.at_s:.3f} s"
+                    f"{request.process.name} requested {request.path} {after_s:.3f} s"
                     f" after {pause.process.name} received Retry-After {pause.retry_after_s:.0f}"
                 )
                 self.note("not paused", request.host, text)
                 return
 
     def _note_response(self, request: LoggedRequest) -> None:
-        """A host has answered with a pause."""
+        """A process has received a pause."""
         if request.retry_after_s is not None:
             self._pauses[request.customer, request.host].append(request)
 
@@ -238,3 +240,8 @@ class FetchLedger:
             keys = {key for key in stored | states[0] if stored.get(key) != states[0].get(key)}
             text = f"items {sorted(keys)[:5]} are not those of {len(states)} possible states"
             self.note("wrong items", customer, text)
+
+
+def _end_s(pause: LoggedRequest) -> float:
+    """When a pause that a process received ends."""
+    return (pause.received_s or 0) + (pause.retry_after_s or 0)

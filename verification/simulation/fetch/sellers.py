@@ -61,6 +61,8 @@ class LoggedRequest:
     status: int = 0
     ended_s: float | None = None
     retry_after_s: float | None = None
+    received_s: float | None = None
+    """When its process had received the whole response."""
 
 
 @dataclass(frozen=True, slots=True)
