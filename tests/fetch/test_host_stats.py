@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from headrace.fetch import host_stats
 from headrace.fetch.errors import HostUnknown
 from headrace.fetch.host_stats import RECENT, Classes, HostStats, decayed, forget_hosts
 
@@ -115,6 +116,15 @@ async def test_a_pause_is_known_to_all_slots_and_ends(shop, make_speeds, postgre
     assert (await make_speeds().get("shop", "a.example")).pause_s > 50, "the longest counts"
     await age(shop, 61.0)
     assert (await make_speeds().get("shop", "a.example")).pause_s == 0
+
+
+async def test_a_slot_reads_a_host_again_before_it_uses_old_statistics(make_speeds, monkeypatch):
+    one, other = make_speeds(), make_speeds()
+    assert (await other.get("shop", "a.example")).pause_s == 0
+    note(one, "a.example", None, outcome="failed:rate_limited", pause_s=60)
+    await one.flush()
+    monkeypatch.setattr(host_stats, "REFRESH_S", 0.0)
+    assert (await other.get("shop", "a.example")).pause_s > 50
 
 
 async def test_a_pause_that_is_not_written_yet_survives_a_read(make_speeds):

@@ -15,6 +15,7 @@ from origin import Answer, PacedOrigin, photo, redirect
 from room import LIMITS
 from tests.kit.waiting import wait_true
 
+from headrace.engines.postgres import PostgresDown
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
 from headrace.fetch.host_stats import TimeClass
@@ -107,6 +108,19 @@ async def test_a_request_without_a_token_is_not_sent_and_a_redirect_resumes(
     with pytest.raises(LaneExhausted):
         await download("/photo/3")
     assert len(origin.times("/photo/3")) == 1
+
+
+async def test_a_redirect_resumes_whose_pause_could_not_be_read(downloader, origin):
+    origin.answers["/a"] = [redirect("/photo/b")]
+
+    async def pause_s(_host: str) -> float:
+        raise PostgresDown("no connection")
+
+    with pytest.raises(PostgresDown):
+        await downloader.download(origin.url("/a"), pause_s=pause_s)
+    found = await downloader.download(origin.url("/a"))
+    assert (found.outcome, found.requests) == ("received", 1)
+    assert [path for _, path in origin.came] == ["/a", "/photo/b"]
 
 
 async def test_a_download_waits_for_a_connection_no_longer_than_its_token_is_valid(

@@ -49,6 +49,7 @@ from headrace.fetch.model import PhotoStep
 from headrace.fetch.outcomes import BYTES_RECEIVED
 from headrace.fetch.settings import FetchConfig
 from headrace.jobs.errors import LaneExhausted
+from headrace.kernel.errors import Unavailable
 
 REDIRECTS_MAX: Final = 5
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -229,7 +230,8 @@ class Downloader:
 
         Default `bounds`: those of a photo in the longest class. Without `tokens` no lane is used.
         `pause_s` returns the pause that a host requested; no redirect to it is followed meanwhile.
-        Raises: TokenExpired, LaneExhausted, HostPaused: no outcome yet, call again later.
+        Raises: TokenExpired, LaneExhausted, HostPaused, Unavailable: no outcome yet, call again
+        later.
         """
         attempt = _Attempt(known or Validators(), bounds or self._bounds, tokens or RateTokens())
         attempt.pause_s = pause_s
@@ -247,7 +249,7 @@ class Downloader:
             found = Download(failed.outcome, failed.text, retry_after_s=wait_s)
         except TimeoutError:
             found = Download("failed:timeout", f"not completed within {attempt.bounds.time_s:g} s")
-        except (TokenExpired, LaneExhausted, HostPaused):
+        except (TokenExpired, LaneExhausted, HostPaused, Unavailable):
             self._remember(url, attempt)
             raise
         found.hops, found.steps = attempt.hops, attempt.steps

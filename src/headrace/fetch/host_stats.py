@@ -4,8 +4,8 @@
     enqueue a page -> one read of its hosts -> the queue of each photo
 
 Statistics are stored in PostgreSQL and cached for seconds. A worker learns from its own downloads
-at once and from those of others within REFRESH_S. A killed worker loses the measurements of its
-last second; nothing depends on them.
+at once, and from those of others FLUSH_S + REFRESH_S later at most, with their pauses. A killed
+worker loses the measurements and pauses of its last second.
 
 **Timeout classes.** A pure rule selects the class in which a photo starts:
 
@@ -29,7 +29,6 @@ Weights are stored by the length of a class, so they stay valid when a class is 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 from collections import Counter, OrderedDict
@@ -147,9 +146,7 @@ def host_of(url: str) -> str:
 FORGOTTEN_AT_ONCE: Final = 1000
 FLUSH_S: Final = 1.0
 REFRESH_S: Final = 5.0
-"""Age at which cached statistics are read again, in the background."""
-STALE_S: Final = 30.0
-"""Age up to which they are used meanwhile: a token may expire during a wait."""
+"""Age up to which cached statistics are used: other processes store pauses meanwhile."""
 HOSTS_MAX: Final = 20_000
 FORGET_EVERY_S: Final = 3600.0
 HOST_KEPT_S: Final = 90 * 86_400.0
@@ -178,6 +175,7 @@ class HostState:
     """Cached statistics of a host."""
 
     read_s: float
+    """Time at which the read began, by `time.monotonic`."""
     weights: dict[float, float] = field(default_factory=dict)
     paused_until_s: float = 0.0
     """By `time.monotonic`."""
@@ -206,20 +204,21 @@ class HostStats:
 
     def prefetch(self, customer: str, host: str) -> None:
         """Start to read the statistics of a host that will be needed."""
-        known = self._known.get((customer, host))
-        if known is None or time.monotonic() - known.read_s > REFRESH_S:
+        if self._fresh((customer, host)) is None:
             self._renew((customer, host))
 
     async def get(self, customer: str, host: str) -> HostState:
-        """Statistics of a host; refreshed after REFRESH_S, awaited only after STALE_S."""
-        key = (customer, host)
+        """Statistics of a host, at most REFRESH_S old. Raises: PostgresDown, PostgresBusy."""
+        known = self._fresh((customer, host))
+        if known is None:
+            known = await asyncio.shield(self._renew((customer, host)))
+        return known
+
+    def _fresh(self, key: tuple[str, str]) -> HostState | None:
+        """Cached statistics that need no read."""
         known = self._known.get(key)
-        age_s = math.inf if known is None else time.monotonic() - known.read_s
-        if age_s > REFRESH_S:
-            renewed = self._renew(key)
-            if known is None or age_s > STALE_S:
-                known = await asyncio.shield(renewed)
-        assert known is not None
+        if known is None or time.monotonic() - known.read_s > REFRESH_S:
+            return None
         return known
 
     def _renew(self, key: tuple[str, str]) -> asyncio.Task[HostState]:
@@ -238,7 +237,7 @@ class HostStats:
     def _renewed(self, key: tuple[str, str], task: asyncio.Task[HostState]) -> None:
         del self._renewing[key]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A waiting caller gets the error; without one the cached state is used for a while.
+            # A waiting caller gets the error; without one the next caller reads again.
             _LOG.info("host_stats_not_read", host=key[1], error=str(error))
 
     def first_class(self, known: HostState) -> TimeClass:
@@ -354,11 +353,12 @@ class HostStats:
 
     async def _read(self, keys: list[tuple[str, str]]) -> list[HostState]:
         unique = list(dict.fromkeys(keys))
+        began_s = time.monotonic()
         states = await host_states(self._postgres, unique)
         now_s = time.monotonic()
         found = {
             key: HostState(
-                now_s,
+                began_s,
                 self._weights(states.get(index)),
                 max(now_s + _paused_s(states.get(index)), self._paused_until_s(key)),
             )
