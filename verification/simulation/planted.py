@@ -25,7 +25,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = Path(__file__).with_name("planted.toml")
 SEEDS_MAX: Final = 40
-"""Where a search ends, or at the pinned seed; a bug that no seed finds is not in the table."""
+"""Where a search ends; a later pinned seed is run too."""
 SEARCH_MAX_S: Final = 600.0
 
 
@@ -146,7 +146,9 @@ def main() -> int:
     for bug in bugs():
         if sys.argv[1:] and bug.name not in sys.argv[1:]:
             continue
-        ended = simulate_bug(bug, f"1-{max(SEEDS_MAX, bug.seed)}")
+        ended = simulate_bug(bug, f"1-{SEEDS_MAX}")
+        if ended.returncode == 0 and bug.seed > SEEDS_MAX:
+            ended = simulate_bug(bug, str(bug.seed))
         lines = ended.stdout.splitlines()
         places = [place for place, line in enumerate(lines) if " findings" in line]
         is_found = ended.returncode == 1 and bool(places)
