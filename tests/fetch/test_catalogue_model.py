@@ -114,13 +114,10 @@ class Model:
             if self.items[item].sent_at < applied.at
         }
 
-    def restores(self, applied: Applied) -> bool:
-        return any(self.items[item].sent_at < applied.at for item in applied.before)
-
     def undoable(self) -> Applied | None:
-        """The only run that can be undone now: the newest one that would restore an item."""
+        """The only run that can be undone now: the newest one that changed items."""
         kept = [one for one in self.applied[-UNDOABLE_RUNS:] if not one.is_undone]
-        return next((one for one in reversed(kept) if self.restores(one)), None)
+        return next((one for one in reversed(kept) if one.before), None)
 
 
 def text_of(named: dict[str, tuple[int, int] | None]) -> str:

@@ -157,7 +157,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     undone_by: int | None = None
     """The run that restored the items."""
     can_undo: bool = False
-    """Whether an undo would restore an item now: of later catalogues undo the newest first."""
+    """Whether it can be undone now: it changed items, and no later run that did is in force."""
     items_late: int = 0
     """Items published at their deadline without all of their photos."""
     fault: FileFault | None = None

@@ -146,6 +146,32 @@ def note_line_break(
     return [{"has_line_break": max(found)[1]}] if found else []
 
 
+@statement(SQL.runs_to_undo)
+def runs_to_undo(t: FetchTables, *, run_ids: Sequence[int], runs_kept: int) -> list[Any]:
+    rows = []
+    for run_id in run_ids:
+        run = t.get_run(run_id)
+        later = [
+            (key, other)
+            for key, other in sorted(t.run.of(run.customer), reverse=True)
+            if key > run_id and other.is_whole and other.format != "same" and other.state in APPLIED
+        ][:runs_kept]
+        first = [
+            key
+            for key, other in later
+            if other.undone_by is None and other.new + other.changed + other.gone
+        ]
+        rows.append(
+            {
+                name: getattr(run, name)
+                for name in ("id", "state", "is_whole", "format", "undone_by")
+            }
+            | {"is_change": run.new + run.changed + run.gone > 0}
+            | {"newer": len(later), "later": first or None}
+        )
+    return rows
+
+
 # The comparison
 
 

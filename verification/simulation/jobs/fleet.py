@@ -175,12 +175,14 @@ def recent_outcomes(t: JobsTables, *, minutes: int) -> list[Any]:
 
 
 @statement(SQL.report_host)
-def report_host(t: JobsTables, *, host: int, **facts: Any) -> list[Any]:
+def report_host(t: JobsTables, *, host: int, gap_s: float, **facts: Any) -> list[Any]:
     row = t.host.get(host)
     if row is None or row.expires_at <= t.now():
         return []
     t.host.lock(host)
-    t.host.put(host, replace(row, reported_at=t.now(), **facts))
+    is_next = row.reported_at is not None and row.reported_at >= t.now() - seconds(gap_s)
+    since = row.reports_from if is_next and row.reports_from else t.now()
+    t.host.put(host, replace(row, reported_at=t.now(), reports_from=since, **facts))
     return [{"is_draining": row.is_draining}]
 
 
@@ -201,16 +203,28 @@ def planned_slots(t: JobsTables, *, host: str) -> list[Any]:
 
 
 @statement(SQL.fleet_hosts)
-def fleet_hosts(t: JobsTables, *, silent_s: float) -> list[Any]:
+def fleet_hosts(t: JobsTables, *, silent_s: float, gap_s: float) -> list[Any]:
     newest: dict[str, Host] = {row.name: row for row in t.host.values()}
+    now, before = t.now(), t.now() - seconds(silent_s)
+    since = [
+        row.reports_from
+        for row in t.host.values()
+        if row.reports_from and row.reported_at and row.reported_at >= now - seconds(gap_s)
+    ]
+    head = plan_head(t)
+    written_from = min(since, default=head["led_from"] if head["leads_until"] > now else None)
+    is_due = written_from is None or written_from < before
     return [
         {
             **msgspec.structs.asdict(row),
             "queues": list(row.queues),
             "tags": list(row.tags),
-            "is_silent": row.expires_at <= t.now()
-            or (row.reported_at is not None and row.reported_at < t.now() - seconds(silent_s)),
-            "lost_at": (row.reported_at or row.expires_at) if row.expires_at <= t.now() else None,
+            "is_written": written_from is not None,
+            "is_silent": is_due
+            and (row.expires_at <= now or bool(row.reported_at and row.reported_at < before)),
+            "lost_at": (row.reported_at or row.expires_at)
+            if is_due and row.expires_at <= now
+            else None,
         }
         for _, row in sorted(newest.items())
     ]
@@ -284,6 +298,7 @@ def plan_head(t: JobsTables) -> dict[str, Any]:
     return t.plan.get(1) or {
         "leader": None,
         "leads_until": ALWAYS,
+        "led_from": None,
         "term": 0,
         "version": 0,
         "planned_at": None,
@@ -297,8 +312,10 @@ def lead_fleet(t: JobsTables, *, leader: str, lead_s: float) -> list[Any]:
     if head["leader"] != leader and head["leads_until"] > t.now():
         return []
     term = head["term"] + (head["leader"] != leader)
-    until = t.now() + seconds(lead_s)
-    t.plan.put(1, head | {"leader": leader, "term": term, "leads_until": until})
+    now, until = t.now(), t.now() + seconds(lead_s)
+    since = head["led_from"] if head["leads_until"] > now and head["led_from"] else now
+    lead = {"leader": leader, "term": term, "leads_until": until, "led_from": since}
+    t.plan.put(1, head | lead)
     return [{"term": term}]
 
 

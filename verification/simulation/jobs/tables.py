@@ -90,6 +90,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     slots: str = "[]"
     jobs_ended: int = 0
     reported_at: datetime | None = None
+    reports_from: datetime | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

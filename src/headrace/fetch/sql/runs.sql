@@ -203,31 +203,22 @@ FROM headrace.fetch_change c JOIN headrace.fetch_item i
 WHERE c.run_id = :run_id AND c.kind IN ('changed', 'gone');
 
 -- name: runs_to_undo
--- What an undo of each run needs: the number of later applied catalogues; those that are to be
--- undone first, newest first; and whether it would restore an item, which was not uploaded since.
-SELECT r.id, r.state, r.is_whole, r.format, r.undone_by,
-    count(l.id) FILTER (WHERE l.id > r.id) AS newer,
-    array_agg(l.id ORDER BY l.id DESC) FILTER (WHERE l.id > r.id AND change.is_there) AS later,
-    coalesce(bool_or(change.is_there) FILTER (WHERE l.id = r.id), false) AS is_restoring
+-- What an undo of each run needs: whether it changed items, the number of later applied catalogues
+-- up to :runs_kept, and those that are to be undone first, newest first.
+SELECT r.id, r.state, r.is_whole, r.format, r.undone_by, r.new + r.changed + r.gone > 0 AS is_change,
+    later.newer, later.runs AS later
 FROM headrace.fetch_run r
-LEFT JOIN headrace.fetch_run l ON l.customer = r.customer AND l.id >= r.id AND l.is_whole
-    AND l.format <> 'same' AND l.state IN ('applied', 'done')
-LEFT JOIN LATERAL (
-    SELECT l.undone_by IS NULL AND (
-        l.changed + l.gone > 0 AND EXISTS (
-            SELECT FROM headrace.fetch_before b
-            JOIN headrace.fetch_item i ON i.customer = l.customer AND i.item = b.item
-            WHERE b.run_id = l.id AND i.sent_run < l.id
-        )
-        OR l.new > 0 AND EXISTS (
-            SELECT FROM headrace.fetch_change c
-            JOIN headrace.fetch_item i ON i.customer = l.customer AND i.item = c.item
-            WHERE c.run_id = l.id AND c.kind = 'new' AND i.sent_run < l.id
-        )
-    ) AS is_there
-) change ON true
-WHERE r.id = ANY(:run_ids::bigint[])
-GROUP BY r.id;
+CROSS JOIN LATERAL (
+    SELECT count(*) AS newer, array_agg(l.id ORDER BY l.id DESC)
+        FILTER (WHERE l.undone_by IS NULL AND l.new + l.changed + l.gone > 0) AS runs
+    FROM (
+        SELECT n.id, n.undone_by, n.new, n.changed, n.gone FROM headrace.fetch_run n
+        WHERE n.customer = r.customer AND n.id > r.id AND n.is_whole AND n.format <> 'same'
+            AND n.state IN ('applied', 'done')
+        ORDER BY n.id DESC LIMIT :runs_kept
+    ) l
+) later
+WHERE r.id = ANY(:run_ids::bigint[]);
 
 -- name: before_page
 -- Saved content of items that a run changed or removed, except those uploaded since.

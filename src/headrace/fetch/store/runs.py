@@ -115,6 +115,7 @@ async def set_customer(runner: Runner, customer: Customer) -> None:
 PACE_KNOWN_S: Final = 5.0
 SENT_WAIT_S: Final = 3600.0
 """A failed link of an uploaded item is due again after this time."""
+_APPLIED: Final = (RunState.APPLIED, RunState.DONE)
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
 _FAULTS: Final = msgspec.json.Decoder(FileFault)
 _PAIRS: Final = msgspec.json.Decoder(dict[str, list[str | None]])
@@ -178,22 +179,26 @@ async def find_runs(
         before=before,
         rows_max=rows_max,
     )
-    candidates = [row["id"] for row in rows if row["is_whole"] and row["undone_by"] is None]
-    states_of = await runner.all(SQL.runs_to_undo, run_ids=candidates) if candidates else []
-    undoable = {row["id"] for row in states_of if _undo_refusal(row) is None}
+    ended = [row["id"] for row in rows if row["is_whole"] and row["state"] in _APPLIED]
+    undoable: set[int] = set()
+    if ended:
+        found = await runner.all(SQL.runs_to_undo, run_ids=ended, runs_kept=UNDOABLE_RUNS)
+        undoable = {row["id"] for row in found if _undo_refusal(row) is None}
     return [_run(row, can_undo=row["id"] in undoable) for row in rows]
 
 
 async def undo_refusal(runner: Runner, run_id: int) -> str | None:
     """Why a run cannot be undone; None if it can."""
-    return _undo_refusal(await runner.one(SQL.runs_to_undo, run_ids=[run_id]))
+    return _undo_refusal(
+        await runner.one(SQL.runs_to_undo, run_ids=[run_id], runs_kept=UNDOABLE_RUNS)
+    )
 
 
 def _undo_refusal(run: Row) -> str | None:
     reason = None
     if run["undone_by"] is not None:
         reason = f"run {run['undone_by']} has already undone it"
-    elif run["state"] not in (RunState.APPLIED, RunState.DONE):
+    elif run["state"] not in _APPLIED:
         reason = f"it is {run['state']}, so it made no changes"
     elif run["format"] == UNDO_FORMAT:
         reason = "it undoes another run; run the catalogue again"
@@ -205,8 +210,8 @@ def _undo_refusal(run: Row) -> str | None:
         reason = f"run {run['later'][0]} was applied since; undo that one first"
     elif run["newer"] >= UNDOABLE_RUNS:
         reason = f"only the last {UNDOABLE_RUNS} catalogues of a customer can be undone"
-    elif not run["is_restoring"]:
-        reason = "it changed no items, or all of them were uploaded since"
+    elif not run["is_change"]:
+        reason = "it changed no items"
     return reason
 
 
