@@ -205,8 +205,8 @@ WHERE c.run_id = :run_id AND c.kind IN ('changed', 'gone');
 -- name: runs_to_undo
 -- What an undo of each run needs: whether it changed items, the number of later applied catalogues
 -- up to :runs_kept, and those that are to be undone first, newest first.
-SELECT r.id, r.state, r.is_whole, r.format, r.undone_by, r.new + r.changed + r.gone > 0 AS is_change,
-    later.newer, later.runs AS later
+SELECT r.id, r.state, r.is_whole, r.format, r.undone_by,
+    r.new + r.changed + r.gone > 0 AS is_change, later.newer, later.runs AS later
 FROM headrace.fetch_run r
 CROSS JOIN LATERAL (
     SELECT count(*) AS newer, array_agg(l.id ORDER BY l.id DESC)
