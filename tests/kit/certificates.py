@@ -47,7 +47,10 @@ def certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
-    constraints = x509.BasicConstraints(ca=not names, path_length=None)
+    is_authority = not names
+    own_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    above = by.key.public_key() if by else key.public_key()
+    above_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(above)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -56,11 +59,27 @@ def certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now + dt.timedelta(days=valid_days[0]))
         .not_valid_after(now + dt.timedelta(days=valid_days[1]))
-        .add_extension(constraints, critical=True)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(_usage(is_authority=is_authority), critical=True)
+        .add_extension(own_id, critical=False)
+        .add_extension(above_id, critical=False)
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return Signed(builder.sign(by.key if by else key, hashes.SHA256()), key)
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    """Python 3.13 requires it, and the identifiers of keys, of an authority."""
+    rights = dict.fromkeys(
+        (
+            *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+            *("encipher_only", "decipher_only"),
+        ),
+        False,
+    )
+    signs = {"key_cert_sign": is_authority, "crl_sign": is_authority}
+    return x509.KeyUsage(digital_signature=True, **signs, **rights)
 
 
 def self_signed_files(
