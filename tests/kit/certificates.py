@@ -70,7 +70,7 @@ def certificate(
 
 
 def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    """Python 3.13 requires it, and the identifiers of keys, of an authority."""
+    """What the key may be used for. Python 3.13 verifies it, and the identifiers of keys."""
     rights = dict.fromkeys(
         (
             *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
