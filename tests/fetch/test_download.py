@@ -12,8 +12,8 @@ import pytest
 from origin import Answer, photo, redirect
 from tests.kit.waiting import wait_true
 
-from headrace.fetch.curl import HELD_BYTES_MAX, Body, Validators
-from headrace.fetch.download import Downloader, _retry_after_s
+from headrace.fetch.curl import HELD_BYTES_MAX, Body, Validators, parsed_retry_after_s
+from headrace.fetch.download import Downloader
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_redirects_are_followed_five_times_and_no_more(downloader, origin)
     ],
 )
 def test_retry_after_means_seconds_or_nothing(value, seconds):
-    assert _retry_after_s(value) == seconds
+    assert parsed_retry_after_s(value) == seconds
 
 
 def spin(seconds: float) -> None:
@@ -109,6 +109,18 @@ async def test_a_silent_host_is_left_however_busy_this_process_is(config, origin
     spin_on()
     found = await asyncio.wait_for(downloading, 60)
     assert found.outcome == "failed:timeout"
+    await downloader.close()
+
+
+@pytest.mark.parametrize("ends", ["hangs", "is cut"])
+async def test_an_error_counts_without_its_body(config, origin, ends):
+    """A host that responds 429 and never completes the body has requested a pause."""
+    downloader = Downloader(replace(config, classes=(0.5,)))
+    head = b"HTTP/1.1 429 Too Many\r\nRetry-After: 45\r\nContent-Length: 99\r\n\r\nwait"
+    origin.answers["/busy"] = [Answer(raw=head, hangs=ends == "hangs")]
+    found = await downloader.download(origin.url("/busy"))
+    assert found.outcome == "failed:rate_limited"
+    assert found.retry_after_s == 45
     await downloader.close()
 
 

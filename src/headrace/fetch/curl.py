@@ -21,6 +21,7 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -160,8 +161,18 @@ class Exchange:
     needs_token: bool = False
     """The hook stopped a repeated send, which needs a token of its own."""
     is_dropped: bool = False
-    """The rest of the body of an error or redirect was not read."""
+    """The body of an error or redirect was not read to its end."""
     error: TransferFailed | None = None
+
+    @property
+    def is_refusal(self) -> bool:
+        """The host responded with an error, which no callback refused."""
+        return self.status >= 400 and self.stopped is None
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of the Retry-After header; None if it is missing, malformed or in the past."""
+        return parsed_retry_after_s(self.headers.get("retry-after"))
 
     def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
         """Refuse a socket to a forbidden address."""
@@ -239,6 +250,20 @@ class Exchange:
             took_s=handle.getinfo(pycurl.TOTAL_TIME),
             is_sent=self.is_sent,
         )
+
+
+def parsed_retry_after_s(value: str | None) -> float | None:
+    """Seconds of a Retry-After; None if it is malformed or in the past."""
+    if value is None:
+        return None
+    if value.isdigit():
+        seconds = float(value[:9])
+    else:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return seconds if seconds > 0 else None
 
 
 @lru_cache(maxsize=10_000)

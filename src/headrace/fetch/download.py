@@ -16,7 +16,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urljoin
 
@@ -269,7 +268,7 @@ class Downloader:
             raise PostFailed(error.text) from None
         except TimeoutError:
             raise PostFailed(f"no response within {time_s:g} s") from None
-        return PostResponse(exchange.status, _retry_after_s(exchange.headers.get("retry-after")))
+        return PostResponse(exchange.status, exchange.retry_after_s)
 
     def _remember(self, url: str, attempt: _Attempt) -> None:
         """Store the redirects of a download that stopped at our own limits."""
@@ -396,6 +395,12 @@ class Downloader:
             await attempt.timed(self._curl, self._curl.perform(handle))
         except TransferFailed as error:
             exchange.error = error
+            exchange.is_dropped |= exchange.is_refusal
+        except TimeoutError:
+            # The status and Retry-After of an error count without its body.
+            exchange.is_dropped = exchange.is_refusal
+            if not exchange.is_dropped:
+                raise
         finally:
             step = exchange.step(target, address, handle)
             attempt.steps.append(step)
@@ -435,13 +440,16 @@ def _finish(exchange: Exchange, known: Validators) -> Download:
             etag=_validator(exchange.headers.get("etag")),
             last_modified=_validator(exchange.headers.get("last-modified")),
         )
-    retry_after_s = _retry_after_s(exchange.headers.get("retry-after"))
     if exchange.status == 429:
         raise _Failed(
-            "failed:rate_limited", "the host responded 429: too many requests", retry_after_s
+            "failed:rate_limited",
+            "the host responded 429: too many requests",
+            exchange.retry_after_s,
         )
     raise _Failed(
-        f"failed:http_{exchange.status}", f"the host responded {exchange.status}", retry_after_s
+        f"failed:http_{exchange.status}",
+        f"the host responded {exchange.status}",
+        exchange.retry_after_s,
     )
 
 
@@ -482,17 +490,3 @@ def _validator(value: str | None) -> str | None:
     ):
         return None
     return value
-
-
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a Retry-After; None if it is malformed or in the past."""
-    if value is None:
-        return None
-    if value.isdigit():
-        seconds = float(value[:9])
-    else:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return seconds if seconds > 0 else None
