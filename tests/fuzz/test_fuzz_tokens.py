@@ -116,7 +116,8 @@ def test_every_listing_refuses_a_foreign_cursor(api):
             path
             for path, operations in document["paths"].items()
             for parameter in operations.get("get", {}).get("parameters", [])
-            if parameter["name"] == "cursor"
+            # A cursor that is a number is the public `seq` of a result, and has no signature.
+            if parameter["name"] == "cursor" and "integer" not in str(parameter["schema"])
         ]
         assert len(listings) >= 5
         cursor = sign_cursor(KEY, LISTING, FILTERS, POSITION)
