@@ -71,7 +71,7 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
     assert await reads.value(PORT) == standby.port
     await reads.close()
     server.kill()
-    text = "1 server answers as a standby and none is the primary. A failover may be under way"
+    text = "1 of 2 servers answers, as a standby; 1 does not respond. This host may be cut off"
     with pytest.raises(PostgresDown) as caught:
         await Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG).open()
     assert text in caught.value.text
@@ -119,9 +119,55 @@ async def test_standbys_beside_a_silent_server_are_named_by_checks_with_a_short_
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(postgres.connect_unpooled(), 1.5)
-        assert postgres.direct_servers.no_primary.startswith("2 servers answer as standbys")
+        text = "2 of 3 servers answer, as standbys; 1 does not respond (failover)"
+        assert str(postgres.direct_servers.no_primary) == text
     for standby in standbys:
         standby.end()
+
+
+@pytest.mark.slow
+async def test_a_host_that_reaches_only_its_own_standby_reports_no_failover(servers_folder, server):
+    """Its network is cut, so the two others are silent; the failover is not known here."""
+    standby = OwnPostgres(servers_folder / "s", "18")
+    await standby.copy(server, name="standby")
+    await standby.start()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        ports = [standby.port, one.getsockname()[1], other.getsockname()[1]]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        postgres = Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG)
+        # The first check reaches one of the silent servers, so the state of the other is unknown.
+        states = []
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(postgres.connect_unpooled(), 1.0)
+            states.append(postgres.direct_servers.no_primary)
+        assert [str(one) for one in states] == [
+            "None",
+            "1 of 3 servers answers, as a standby; 2 do not respond",
+        ]
+        with pytest.raises(PostgresDown, match=r"1 of 3 .* This host may be cut off") as caught:
+            await postgres.open()
+        assert "failover" not in caught.value.text
+        await postgres.close()
+    standby.end()
+
+
+@pytest.mark.slow
+async def test_one_address_that_answers_as_a_standby_is_no_failover(servers_folder, server):
+    """A balancer may have any number of servers behind its address."""
+    standby = OwnPostgres(servers_folder / "s", "18")
+    await standby.copy(server, name="standby")
+    await standby.start()
+    url = f"postgresql://headrace@127.0.0.1:{standby.port}/postgres"
+    postgres = Postgres(f"{url}?target_session_attrs=read-write", CONFIG)
+    with pytest.raises(PostgresDown, match="this address answers as a standby") as caught:
+        await postgres.open()
+    assert "failover" not in caught.value.text
+    await postgres.close()
+    standby.end()
 
 
 @pytest.mark.slow

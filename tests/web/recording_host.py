@@ -37,7 +37,7 @@ class Host:
         self.roles: dict[str, str] = {}
         self.center = center
         self.is_cut = self.is_read_only = False
-        self.servers = self.direct_servers = SimpleNamespace(no_primary="")
+        self.servers = self.direct_servers = SimpleNamespace(no_primary=None)
         self.synchronous = ""
         self.name = name
         self.recorder = self.new_recorder(name)

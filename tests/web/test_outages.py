@@ -121,12 +121,12 @@ async def test_a_lost_primary_is_the_outage_of_all_and_its_host_reads_as_cut_off
     for host in (a, b):
         host.is_cut = True
     await pass_all(three, 10)
-    standbys = "2 servers answer as standbys and none is the primary"
+    standbys = NoPrimary(2, 3)
     for host in (a, b):
         host.servers.no_primary = standbys
     await pass_all(three, 16)
     for host in (a, b):
-        host.is_cut, host.servers.no_primary, host.synchronous = False, "", "other"
+        host.is_cut, host.servers.no_primary, host.synchronous = False, None, "other"
     await pass_all(three, 4)
     for host in (a, b):
         host.synchronous = ""
@@ -134,7 +134,7 @@ async def test_a_lost_primary_is_the_outage_of_all_and_its_host_reads_as_cut_off
     c.restore()
     await pass_all(three, 120)
     causes = (
-        f"no answer in time, then {standbys} (failover),"
+        "no answer in time, then 2 of 3 servers answer, as standbys; 1 does not respond (failover),"
         " then commits waited for a synchronous standby"
     )
     assert await outages_of(reader) == [
@@ -227,7 +227,11 @@ async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypat
         (TimeoutError(), "no answer in time"),
         (ConnectionRefusedError(111, "Connect call failed"), "connection refused"),
         (OSError(113, "No route to host"), "host unreachable"),
-        (NoPrimary(2), "2 servers answer as standbys and none is the primary (failover)"),
+        (NoPrimary(1, 3), "1 of 3 servers answers, as a standby; 2 do not respond"),
+        (NoPrimary(1, 2), "1 of 2 servers answers, as a standby; 1 does not respond"),
+        (NoPrimary(2, 3), "2 of 3 servers answer, as standbys; 1 does not respond (failover)"),
+        (NoPrimary(3, 3), "3 of 3 servers answer, as standbys (failover)"),
+        (NoPrimary(1, 1), "the server at this address answers as a standby"),
         (PostgresFull("PostgreSQL lacks disk space"), "disk space or memory is short"),
         (PostgresDown("PostgreSQL at x is read-only (ReadOnlySQLTransactionError)"), "read-only"),
         (PostgresRefused("PostgreSQL refuses the connection"), "login refused"),

@@ -154,8 +154,7 @@ def _down_error(error: BaseException, at: str) -> PostgresDown:
         text = f"PostgreSQL{at} lacks disk space or memory ({reason}): free some, then try again"
         return PostgresFull(text, retry_after_s=5)
     if isinstance(error, NoPrimary):
-        text = f"PostgreSQL{at}: {error.text}. A failover may be under way: wait, or check with"
-        return PostgresDown(f"{text} `patronictl list`", retry_after_s=2)
+        return PostgresDown(f"PostgreSQL{at}: {error.text}. {error.advice}", retry_after_s=2)
     if isinstance(error, asyncpg.TooManyConnectionsError):
         text = f"PostgreSQL{at} refuses more connections ({reason}): raise max_connections, or the"
         return PostgresDown(f"{text} limit of role or database", retry_after_s=2)

@@ -61,13 +61,32 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
 
 
 class NoPrimary(ConnectionError):
-    """Servers of a URL answer, all as standbys; the others do not answer."""
+    """Servers of a URL answer, all as standbys; the others do not respond.
 
-    def __init__(self, standbys: int) -> None:
-        one = "1 server answers as a standby"
-        self.text = f"{one if standbys == 1 else f'{standbys} servers answer as standbys'} and"
-        self.text += " none is the primary"
-        super().__init__(self.text)
+    `text` has their numbers, `advice` what to do, and `str()` is `text` with the word failover if
+    a majority answered: a host that reaches a minority may be cut off itself.
+    """
+
+    def __init__(self, standbys: int, servers: int) -> None:
+        silent, self.advice = servers - standbys, CUT_ADVICE
+        if servers == 1:
+            # A balancer or a virtual address may have any number of servers behind it.
+            self.text, self.advice = "the server at this address answers as a standby", WAIT
+        else:
+            verb = "answers, as a standby" if standbys == 1 else "answer, as standbys"
+            self.text = f"{standbys} of {servers} servers {verb}"
+            if silent:
+                self.text += f"; {silent} {'does' if silent == 1 else 'do'} not respond"
+        is_failover = servers > 1 and standbys * 2 > servers
+        if is_failover:
+            self.advice = f"A failover may be under way: {WAIT[:1].lower()}{WAIT[1:]}"
+        super().__init__(f"{self.text} (failover)" if is_failover else self.text)
+
+
+WAIT: Final = "Wait, or check with `patronictl list`"
+CUT_ADVICE: Final = (
+    "This host may be cut off from the primary: check its network, and `patronictl list`"
+)
 
 
 SILENT_SHARE: Final = 0.1
@@ -86,6 +105,8 @@ class Servers:
         named = "target_session_attrs" in url
         self._urls = urls
         self._no_primary: tuple[float, NoPrimary] | None = None
+        self._silent_s: dict[str, float] = {}
+        """When each server was silent last."""
         self._options = {} if named or len(urls) == 1 else {"target_session_attrs": role}
 
     async def connect(self, *_url: str, **options: Any) -> Any:
@@ -95,7 +116,7 @@ class Servers:
         options = {**options, **self._options, "connection_class": Connection}
         failed: BaseException | None = None
         standbys = 0
-        for url in list(self._urls):
+        for place, url in enumerate(urls := list(self._urls), 1):
             began_s = time.monotonic()
             try:
                 own = {**options, **tls_options(url)}
@@ -105,8 +126,8 @@ class Servers:
                 # The caller has a shorter limit, such as a check: its next one begins elsewhere.
                 if time.monotonic() - began_s > each_s * SILENT_SHARE:
                     self._try_last(url)
-                    if standbys and self._needs_primary and url == self._urls[-1]:
-                        self._no_primary = time.monotonic(), NoPrimary(standbys)
+                    if self._are_silent(urls[place:]):
+                        self._note_no_primary(standbys, failed)
                 raise
             except DOWN as error:
                 if unusable := unusable_file(error):
@@ -119,29 +140,42 @@ class Servers:
                 continue
             self._urls = [url, *(other for other in self._urls if other != url)]
             self._no_primary = None
+            self._silent_s.pop(url, None)
             return connection
         assert failed is not None
-        if (
-            standbys
-            and self._needs_primary
-            and isinstance(failed, OSError | asyncpg.TargetServerAttributeNotMatched)
-        ):
-            missing = NoPrimary(standbys)
-            self._no_primary = time.monotonic(), missing
+        if missing := self._note_no_primary(standbys, failed):
             raise missing from failed
         raise failed
 
+    def _note_no_primary(self, standbys: int, failed: BaseException | None) -> NoPrimary | None:
+        """Record that all servers which answered are standbys; None if that is not so."""
+        if (
+            not standbys
+            or not self._needs_primary
+            or not isinstance(failed, OSError | asyncpg.TargetServerAttributeNotMatched)
+        ):
+            return None
+        missing = NoPrimary(standbys, len(self._urls))
+        self._no_primary = time.monotonic(), missing
+        return missing
+
     def _try_last(self, url: str) -> None:
         self._urls = [*(other for other in self._urls if other != url), url]
+        self._silent_s[url] = time.monotonic()
+
+    def _are_silent(self, untried: list[str]) -> bool:
+        """Whether servers that an attempt did not reach were all silent lately."""
+        since_s = time.monotonic() - NO_PRIMARY_S
+        return all(self._silent_s.get(url, 0.0) > since_s for url in untried)
 
     @property
-    def no_primary(self) -> str:
-        """That the servers which answered lately are all standbys; empty otherwise.
+    def no_primary(self) -> NoPrimary | None:
+        """That the servers which answered lately are all standbys; None otherwise.
 
         A check with a time limit may end before its own attempt has tried each server.
         """
         at_s, found = self._no_primary or (0.0, None)
-        return found.text if found and time.monotonic() - at_s < NO_PRIMARY_S else ""
+        return found if found and time.monotonic() - at_s < NO_PRIMARY_S else None
 
     async def _prepare(self, connection: Any, silent_max_s: float) -> None:
         """Set both sides up to notice a lost host. A connection that fails here is closed."""

@@ -63,7 +63,7 @@ NO_WRITES: Final = {FULL, READ_ONLY, COMMITS_WAIT}
 _CAUSES: Final = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
-        (r"NoPrimary: (.*none is the primary)", r"\1 (failover)"),
+        (r"NoPrimary: (.*)", r"\1"),
         (r"PostgresFull|OOM |No space", FULL),
         (r"read-only|READONLY|ReadOnly", READ_ONLY),
         (r"PostgresRefused|refuses the password|AccessDenied|\b40[13]\b", "login refused"),
@@ -144,7 +144,7 @@ class OutageWatch:
             servers = engines.postgres.servers, engines.postgres.direct_servers
             # A check may end before its attempt has tried each server.
             if missing := servers[0].no_primary or servers[1].no_primary:
-                found["postgres"] = f"{missing} (failover)"
+                found["postgres"] = cause_of(missing)
         found["postgres"] = found["postgres"] or self._full
         for engine, cause in found.items():
             self._note(engine, cause, began_s)

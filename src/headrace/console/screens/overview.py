@@ -392,8 +392,7 @@ async def _engines(context: ViewContext) -> dict[str, PanelData[Any]]:
     postgres = context.house.engines.postgres
     missing = postgres.servers.no_primary or postgres.direct_servers.no_primary
     if missing and states["postgres"].error is not None:
-        text = f"{missing}. A failover may be under way: writes continue after it"
-        states["postgres"] = PanelData(error=text)
+        states["postgres"] = PanelData(error=f"{missing.text}. {missing.advice}")
     replica = postgres.replica
     if replica and not (state := await replica.state()).is_used:
         text = f"the replica {state.problem}; reads use the primary"
