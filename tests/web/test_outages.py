@@ -209,6 +209,32 @@ async def test_an_outage_that_continues_is_marked_and_one_failed_check_is_none(t
     assert re.fullmatch("Valkey did not answer a, b, c for at least 3[0-9] s: .*", text)
 
 
+async def test_an_outage_that_ends_while_it_is_stored_is_marked_with_its_end(three, reader):
+    a, *_ = three
+    for host in three:
+        host.valkey.is_down = True
+    await pass_all(three, 18)
+
+    @asynccontextmanager
+    async def slow():
+        """A check runs and Valkey answers between the statements and their commit."""
+        async with a.postgres.transaction() as tx:
+            yield tx
+            a.clock.advance(2)
+            a.valkey.is_down = False
+            await a.recorder.check_engines()
+
+    a.transaction = slow
+    await a.recorder.step()
+    del a.transaction
+    for host in three:
+        host.valkey.is_down = False
+    await pass_all(three, 20)
+    assert [text for text, *_ in await outages_of(reader)] == [
+        "Valkey did not answer a, b, c for about 18 s: connection refused"
+    ]
+
+
 async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypatch):
     monkeypatch.setattr(outages, "OUTAGES_KEPT", 3)
     a, *_ = three

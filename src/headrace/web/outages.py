@@ -162,12 +162,12 @@ class OutageWatch:
         """Store outages that changed. Raises: PostgresDown."""
         if self.offset_s is None:
             return
-        changed = list(self._changed.values())
-        changed += [one for one in self._open.values() if one.is_confirmed]
-        if not changed:
+        over = list(self._changed.values())
+        stored = [*over, *(one for one in self._open.values() if one.is_confirmed)]
+        if not stored:
             return
         async with self._engines().postgres.transaction() as tx:
-            for one in changed:
+            for one in stored:
                 await tx.run(
                     SQL.store_outage,
                     id=one.id,
@@ -185,7 +185,8 @@ class OutageWatch:
                 outages_kept=OUTAGES_KEPT,
                 rows_max=DELETED_MAX,
             )
-        for one in changed:
+        # A check may have ended others meanwhile, after they were stored as open.
+        for one in over:
             self._changed.pop(one.id, None)
 
     async def _check_postgres(self, postgres: Postgres) -> None:
