@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 
 import pytest
 from served import app_of, serving, visiting
 from tests.kit.own_postgres import OwnPostgres
+from tests.kit.own_s3 import client_env
 from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
@@ -71,6 +73,22 @@ async def test_each_console_of_a_site_with_three_servers_names_a_failover(
                     return not await shows(visitor, "postgres is down")
 
                 await wait_true(is_over, what="each console shows its end")
+
+
+async def test_health_states_of_a_silent_object_store_what_readyz_states(
+    tmp_path, database_url, monkeypatch
+):
+    """It accepts connections and answers nothing, as a host whose network is cut."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in client_env(silent.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
+        app = app_of(tmp_path, Endpoints(database_url, f"unix://{tmp_path}/none", "s3://site"))
+        async with serving(app) as address, visiting(app, address) as at:
+            engines = (await at.get("/readyz")).json()["engines"]
+            page = (await at.get("/console")).text
+    assert engines["blobs"] == "down"
+    assert "blobs is down" in page
+    assert "answers slowly" not in page
 
 
 async def test_a_host_that_reaches_half_of_the_servers_is_no_proof_of_a_failover(

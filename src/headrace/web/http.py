@@ -110,18 +110,15 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
     primary and the reason; empty without `postgres.replica_url`. `warnings` with 200: commits wait
     for a synchronous standby, so writes of every API process wait, and reads are answered.
     """
-    checks = checks_of(about.app)
     postgres = about.app.engines.postgres
-    warnings, answers = await asyncio.gather(
-        _commit_warnings(postgres), asyncio.gather(*(_is_up(check) for check in checks.values()))
-    )
-    engines = {name: "up" if up else "down" for name, up in zip(checks, answers, strict=True)}
+    warnings, failures = await asyncio.gather(_commit_warnings(postgres), check_engines(about.app))
+    engines = {name: "down" if failure else "up" for name, failure in failures.items()}
     roles = {
         role: f"died {death['deaths']} times in a row"
         for role, death in RoleDeaths.read(about.app.data_folder, within_s=DEATH_LATELY_S).items()
         if death["deaths"] > 1
     }
-    ready = all(answers) and not roles
+    ready = not any(failures.values()) and not roles
     headers = {} if ready else {"retry-after": "2"}
     replica = postgres and postgres.replica
     reads = (await replica.state()).text if replica else ""
@@ -216,8 +213,8 @@ def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:
 ROUTES: Final[list[Any]] = routes_in(globals())
 
 
-def checks_of(app: Application) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """A check for each engine in use."""
+async def check_engines(app: Application) -> dict[str, str]:
+    """Why each engine in use is down, empty if it is up, for `/readyz` and the console's Health."""
     engines = app.engines
     checks: dict[str, Callable[[], Awaitable[Any]]] = {}
     if engines.postgres is not None:
@@ -226,15 +223,18 @@ def checks_of(app: Application) -> dict[str, Callable[[], Awaitable[Any]]]:
         checks["valkey"] = engines.valkey.open
     if engines.blobs is not None:
         checks["blobs"] = engines.blobs.open
-    return checks
+    found = await asyncio.gather(*(_failure_of(check) for check in checks.values()))
+    return dict(zip(checks, found, strict=True))
 
 
-async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
+async def _failure_of(check: Callable[[], Awaitable[Any]]) -> str:
     try:
         await asyncio.wait_for(check(), READY_TIMEOUT_S)
-    except (HeadraceError, TimeoutError):
-        return False
-    return True
+    except TimeoutError:
+        return f"no answer within {READY_TIMEOUT_S:.0f} s"
+    except HeadraceError as error:
+        return error.public_text
+    return ""
 
 
 async def _commit_warnings(postgres: Postgres | None) -> list[str]:

@@ -87,13 +87,12 @@ class Issue:
 
 
 def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
-    """Engines that are down, or whose check got no answer in time; the first has the remedy."""
+    """Engines that are down; the first has the remedy."""
     down = [(name, found) for name, found in engines.items() if found.error is not None]
     for place, (name, found) in enumerate(down):
-        state = "answers slowly" if found.is_slow else "is down"
         yield Issue(
-            tone="warn" if name == "replica" or found.is_slow else "bad",
-            subject="replica is not used" if name == "replica" else f"{name} {state}",
+            tone="warn" if name == "replica" else "bad",
+            subject="replica is not used" if name == "replica" else f"{name} is down",
             href="/readyz",
             text=TO_DOCTOR.sub("", found.error or ""),
             fix=("" if place else f"{DOCTOR_FIX} ")

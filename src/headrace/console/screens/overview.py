@@ -34,7 +34,7 @@ from headrace.jobs.model import QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
 from headrace.web.history import Mark
-from headrace.web.http import checks_of
+from headrace.web.http import check_engines
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
 MEASURING: Final = "measuring"
@@ -385,10 +385,12 @@ def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
 
 
 async def _engines(context: ViewContext) -> dict[str, PanelData[Any]]:
-    """The check of each engine, with an error unless it is up."""
-    checks = checks_of(context.house)
-    found = await asyncio.gather(*(attempt(check) for check in checks.values()))
-    states = dict(zip(checks, found, strict=True))
+    """The state of each engine as in `/readyz`, with an error unless it is up."""
+    failures = await check_engines(context.house)
+    states: dict[str, PanelData[Any]] = {
+        name: PanelData(error=failure) if failure else PanelData(value=True)
+        for name, failure in failures.items()
+    }
     postgres = context.house.engines.postgres
     missing = postgres.servers.no_primary or postgres.direct_servers.no_primary
     if missing and states["postgres"].error is not None:
