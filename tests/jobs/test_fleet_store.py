@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.own_postgres import OwnPostgres
 from tests.kit.queue_counts import add_counts
+from tests.kit.waiting import wait_true
 
+from headrace.app import PACKAGES
+from headrace.engines.migrate import apply_migrations
+from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.postgres_errors import PostgresDown
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.service.fleet import Fleet
 from headrace.jobs.sql import SQL
 
 
@@ -82,6 +89,39 @@ async def test_silence_is_judged_only_by_time_in_which_postgresql_took_writes(
     assert await states() == {"a": "alive", "b": "lost"}
     assert await store.fleet.report_host(postgres, a, **report)
     assert await states() == {"a": "alive", "b": "lost"}, "a report continues the series"
+
+
+@pytest.mark.slow
+async def test_no_host_is_silent_while_commits_wait_for_a_standby(servers_folder):
+    """Each host reports, and its report is not visible: it waits as all commits."""
+    server = OwnPostgres(servers_folder / "p", "18")
+    await server.make()
+    await server.start()
+    postgres = Postgres(server.url, PostgresConfig())
+    try:
+        await apply_migrations(postgres, PACKAGES)
+        await add_host(postgres, "a", {})
+        fleet = Fleet(postgres, JobsConfig())
+        connection = await postgres.connect_unpooled()
+        await connection.execute(
+            "UPDATE headrace.host SET reported_at = now() - interval '11 s',"
+            " reports_from = now() - interval '1 h'"
+        )
+        assert [host.state for host in (await fleet.state()).hosts] == ["silent"], "none writes"
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        await connection.execute("SELECT pg_reload_conf()")
+
+        async def is_alive():
+            return [host.state for host in (await fleet.state()).hosts] == ["alive"]
+
+        await wait_true(is_alive, what="the host is not silent while commits wait")
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        await connection.execute("SELECT pg_reload_conf()")
+        connection.terminate()
+        assert await is_alive(), "its next report follows"
+    finally:
+        await postgres.close()
+        server.end()
 
 
 async def _no_answer(*_, **__):

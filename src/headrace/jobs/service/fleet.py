@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engines.caller_transaction import Transaction, runner_for
+from headrace.engines.commit_wait import find_commit_wait
 from headrace.engines.postgres import Postgres, from_row
 from headrace.engines.postgres_errors import PostgresBusy, PostgresDown
 from headrace.jobs import store
@@ -50,7 +51,7 @@ class Fleet:
         self._postgres = postgres
         self._config = config
         self._failed_s = float("-inf")
-        """When the hosts could not be read last."""
+        """When the hosts could not be read, or could not report, last."""
 
     async def state(self) -> FleetState:
         """Hosts with their slots, the plan, the newest decisions and open alerts."""
@@ -67,10 +68,16 @@ class Fleet:
         )
 
     async def _hosts(self) -> list[FleetHost]:
-        """All hosts. After an outage of PostgreSQL none is silent before the first write."""
+        """All hosts. After an outage of PostgreSQL none is silent before the first write.
+
+        Nor is any while commits wait for a standby: those reports are made, and not visible.
+        """
         silent_s = self._config.host_silent_s
         try:
             found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
+            is_unwritten = any(one.shown.is_silent and not one.is_written for one in found)
+            if is_unwritten and await find_commit_wait(self._postgres) is not None:
+                self._failed_s = time.monotonic()
         except PostgresDown:
             self._failed_s = time.monotonic()
             raise
