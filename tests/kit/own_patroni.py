@@ -46,7 +46,7 @@ defaults
   timeout connect 2s
   timeout client 30m
   timeout server 30m
-  timeout check 2s
+  timeout check 5s
 listen postgres
   bind {address}:5432
   option httpchk OPTIONS /primary

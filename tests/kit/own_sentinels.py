@@ -58,7 +58,7 @@ defaults
   timeout connect 2s
   timeout client 30m
   timeout server 30m
-  timeout check 2s
+  timeout check 5s
 listen valkey
   bind {address}:6379
   option tcp-check
