@@ -51,7 +51,7 @@ from headrace.fetch.service.lookup import Trouble
 from headrace.jobs.fleet.alerts import HOST_RULE, QUEUE_RULES
 from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
-from headrace.web.history import Mark
+from headrace.web.history import CAUSES, Mark
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -390,3 +390,12 @@ def test_only_images_audio_and_video_have_previews():
     kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
     assert kinds == ["image", "", "audio", "", ""]
     assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]
+
+
+def test_memory_is_named_only_after_deaths_by_sigkill():
+    """Linux kills so if memory is short; a crash or an exit has another cause."""
+    for how, is_named in (("killed", True), ("crashed", False), ("exited", False)):
+        text = f"1 slot died on a: 1 {CAUSES[how]}"
+        mark = Mark(at=NOON, kind="deaths", text=text, host="a", role="agent", count=1)
+        [issue] = health.death_issues(PanelData([mark]))
+        assert ("memory of the host" in issue.fix) is is_named

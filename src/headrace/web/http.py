@@ -199,7 +199,10 @@ async def list_history_marks(
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,
     to_at: Annotated[str | None, QueryParameter(name="to")] = None,
 ) -> list[Mark]:
-    """List starts of roles, changes of their versions and outages of engines, oldest first."""
+    """List starts of roles, changes of their versions, deaths and outages, oldest first.
+
+    Without `from`, those of the last hour before `to` or now; the span has at most 30 days.
+    """
     return await history.marks(**_span(from_at, to_at))
 
 

@@ -28,7 +28,7 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import Mark
+from headrace.web.history import CAUSES, Mark
 from headrace.web.role_secrets import RoleSecret, differing
 
 ALERTS_SHOWN: Final = 5
@@ -270,7 +270,7 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             text=f"{jobs} requeued in the last {format_duration(load.value.span_s)} after their"
             " worker died",
             fix="No job is lost: they run again. A job that crashes its process repeatedly is"
-            " quarantined. Check the memory of the host and the agent's log.",
+            " quarantined. The agent's log has the cause.",
         )
 
 
@@ -367,8 +367,13 @@ def _of_deaths(line: Sequence[Mark]) -> Issue:
         cause=last.text,
         fix="They were started again. The log of the role has the exit codes."
         if is_media
-        else "The agent has started others, and no job is lost. Check the memory of the host"
-        " and the agent's log.",
+        else "The agent has started others, and no job is lost."
+        + (
+            " Check the memory of the host and"
+            if any(CAUSES["killed"] in one.text for one in line)
+            else " See"
+        )
+        + " the agent's log.",
     )
 
 
