@@ -325,7 +325,7 @@ export declare class Headrace {
   /** Items that a `before_publish` handler holds back, with the reasons. */
   listHeldFetchItems(parameters?: { customer?: string | null; after_customer?: string; after_item?: string; limit?: number }, options?: RequestOptions): Promise<HeldAnswer>;
 
-  /** List starts of roles, changes of their versions and outages of engines, oldest first. */
+  /** List starts of roles, changes of their versions, deaths and outages, oldest first. Without `from`, those of the last hour before `to` or now; the span has at most 30 days. */
   listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_history_Mark>>;
 
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
