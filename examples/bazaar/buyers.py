@@ -60,7 +60,7 @@ class Buyers:
                     await self._look_around(tab, dice)
                     await self._play(tab, media, dice.choice(TRACKS))
                 except ServerFailedError as error:
-                    self.bought.fault(str(error))
+                    self.bought.note(error)
                 await asyncio.sleep(_PAUSE_S)
         finally:
             shop.close()
@@ -141,19 +141,15 @@ class Tab:
         """The page in `reply`. Raises: ServerFailedError."""
         text = reply.body.decode()
         if reply.status != 200:
-            raise ServerFailedError(f"GET {path}: expected 200, got {reply.status}: {text[-400:]}")
+            raise ServerFailedError(f"GET {path}: expected 200, got {reply.status}: {reply.reason}")
         return text
 
 
 async def _views_of(tab: Tab, path: str) -> int | None:
-    """The views that an item's page shows once it was opened; None.
+    """The views that an item's page shows once it was opened.
 
-    It was sold since the listing was made.
+    None: it was sold since the listing was made, or its total is unknown for now.
     """
     reply = await tab.ask("GET", path)
-    return None if reply.status == 404 else _views_on(tab.text(path, reply))
-
-
-def _views_on(page: str) -> int:
-    found = _VIEWS.search(page)
-    return int(found[1].replace(",", "")) if found else 0
+    found = None if reply.status == 404 else _VIEWS.search(tab.text(path, reply))
+    return int(found[1].replace(",", "")) if found else None

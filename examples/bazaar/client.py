@@ -8,10 +8,13 @@ restarts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import unescape
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +23,9 @@ PATIENCE_S: Final = 60.0
 _DEADLINE_S: Final = 120.0
 _AGAIN_S: Final = 0.1
 _LINE_BYTES_MAX: Final = 64 * 1024
+REASON_CHARACTERS_MAX: Final = 200
+_SENTENCE: Final = re.compile(r'<p class="empty">([^<]+)')
+"""The sentence of the shop's error page."""
 
 
 class ServerFailedError(Exception):
@@ -30,6 +36,10 @@ class ServerLeftError(ServerFailedError):
     """The server went away in the middle of what may have been done or not."""
 
 
+class RefusedError(ServerFailedError):
+    """Status 503: something that the call needs is away for now. It may be repeated later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A whole answer. Header names are in lower case."""
@@ -38,12 +48,23 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
 
+    @property
+    def reason(self) -> str:
+        """The error in one line: a problem's detail, or the sentence of a page."""
+        text = self.body.decode("utf-8", "replace")
+        kind = self.headers.get("content-type", "")
+        if "json" in kind:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                text = str(json.loads(text)["detail"])
+        elif "html" in kind:
+            found = _SENTENCE.search(text)
+            text = unescape(found[1]) if found else ""
+        return (text.strip().splitlines() or ["no reason given"])[0][:REASON_CHARACTERS_MAX]
+
     def require_done(self) -> None:
         """Require a status of 2xx. Raises: ServerFailedError, with the server's error."""
         if self.status // 100 != 2:
-            raise ServerFailedError(
-                f"status {self.status}: {self.body[:600].decode('utf-8', 'replace')}"
-            )
+            raise ServerFailedError(f"status {self.status}: {self.reason}")
 
     def json(self) -> Any:
         """The body as JSON. Raises: as `require_done`."""
@@ -79,8 +100,8 @@ class Client:
         """Send a request. Retry for `patience_s` while no server accepts the connection.
 
         A request that was sent is repeated only if `is_repeatable` (default: all methods except
-        POST). Raises: ServerLeftError, where it was begun and may not be sent again;
-        ServerFailedError.
+        POST). Raises: RefusedError, for status 503; ServerLeftError, where it was begun and may
+        not be sent again; ServerFailedError.
         """
         again = method != "POST" if is_repeatable is None else is_repeatable
         deadline_s = time.monotonic() + self._patience_s
@@ -93,7 +114,8 @@ class Client:
                         is_begun = True
                         writer.write(self._head(method, path, body, dict(headers or {})) + body)
                         await writer.drain()
-                        return self._kept(await _read_reply(reader, has_body=method != "HEAD"))
+                        reply = self._kept(await _read_reply(reader, has_body=method != "HEAD"))
+                        break
                 except (OSError, EOFError) as error:
                     self.close()
                     failed = f"{method} {self._address.netloc}{path}: {error!r}"
@@ -105,6 +127,9 @@ class Client:
                     self.close()  # a half-read answer must not be taken for the next one
                     raise
                 await asyncio.sleep(_AGAIN_S)
+        if reply.status == 503:
+            raise RefusedError(f"{method} {path}: {reply.reason}")
+        return reply
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""

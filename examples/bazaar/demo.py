@@ -5,11 +5,11 @@
 Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers
 hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
 line a room every second (every 10 s unless to a terminal), and checks all the while that what
-happens is right. Each wrong answer is printed at once and shown on `/break`. Carries out
-faults that the shop's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
-for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
-by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder
-behind and no process.
+happens is right. Each wrong answer is printed at once and shown on `/break`; what is refused while
+an engine is away is counted, and printed once when it is over. Carries out faults that the shop's
+page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or for `--seconds` once
+everything is up (longer where the machine is too busy to have shown everything by then); ends with
+a summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Final
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.breaks import Breaker
 from examples.bazaar.buyers import Buyers
-from examples.bazaar.client import ServerFailedError
+from examples.bazaar.client import RefusedError, ServerFailedError
 from examples.bazaar.errands import Senders
 from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
@@ -82,7 +82,7 @@ class Demo:
         self._stop = asyncio.Event()
         self._broken = Faults()
         self._printed: list[str] = []
-        """Wrong answers that were printed."""
+        """Wrong answers and outages that were printed."""
 
     async def run(self) -> int:
         """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
@@ -198,7 +198,7 @@ class Demo:
                 await run()
             except Exception as error:  # noqa: BLE001 - any error is reported
                 for leaf in leaves(error):
-                    self._broken.fault(f"{who}: {leaf!r}")
+                    self._broken.note(leaf, f"{who}: {leaf!r}")
             await asyncio.sleep(AGAIN_S)
 
     async def _wait_end(self, story: Story, people: People, figures: Figures) -> None:
@@ -230,7 +230,8 @@ class Demo:
             if time.time() - shown_at > SLEPT_S:
                 Faults.expect()  # a laptop's lid was closed: connections and leases have ended
             shown_at = time.time()
-            await figures.gather()
+            with contextlib.suppress(RefusedError):  # the figures of before are shown
+                await figures.gather()
             shown = self._adverts.shown()
             people.crowd.show(shown)
             people.readers.show(shown)
@@ -256,9 +257,11 @@ class Demo:
         faults = self._faults(story, people, ledger)
         await asyncio.to_thread(self._records.put_paper, WRONG, {"texts": faults})
         new = [text for text in faults if text not in self._printed]
-        self._printed += new
+        over = [one.text for one in Faults.outages if one.is_over]
+        over = [text for text in over if text not in self._printed]
+        self._printed += [*new, *over]
         at = time.strftime("%H:%M:%S")
-        return [f"{at}  found: {text}" for text in new]
+        return [f"{at}  found: {text}" for text in new] + [f"{at}  {text}" for text in over]
 
     def _faults(self, story: Story, people: People, ledger: Ledger) -> list[str]:
         noted = [self._broken, story.progress, *people.faults()]
@@ -293,6 +296,8 @@ class Demo:
         noted = [self._broken, story.progress, *people.faults()]
         if expected := sum(one.expected_count for one in noted):
             print(f"  {expected} errors while it was broken on purpose")
+        for outage in Faults.outages:
+            print(f"  {outage.text}")
         if self._seconds is not None:
             faults += missing(story, people, figures, seconds=self._seconds)
         for fault in faults:
@@ -311,9 +316,9 @@ async def show_start(stage: Stage) -> None:
         print(f"  {time.monotonic() - began:.0f} s: waiting for {stage.waits_for} ...", flush=True)
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: Exception) -> Iterator[Exception]:
     """The errors in a group, however deep; an error that is no group is its own leaf."""
-    if isinstance(error, BaseExceptionGroup):
+    if isinstance(error, ExceptionGroup):
         for part in error.exceptions:
             yield from leaves(part)
     else:

@@ -99,7 +99,7 @@ class Senders:
                         mails = [self._mail(f"New from {seller}") for _ in range(DIGEST_MAILS)]
                         await self.send(client, MAIL, mails)
                 except ServerFailedError as error:
-                    self.sent.fault(str(error))
+                    self.sent.note(error)
                 await asyncio.sleep(TICK_S)
         finally:
             client.close()
@@ -111,7 +111,7 @@ class Senders:
                 try:
                     await self._moderate(client)
                 except ServerFailedError as error:
-                    self.sent.fault(str(error))
+                    self.sent.note(error)
                 await asyncio.sleep(TICK_S)
         finally:
             client.close()

@@ -116,7 +116,7 @@ class Followers:
                 try:
                     await self._act(client, path, follows, dice)
                 except ServerFailedError as error:
-                    self.followed.fault(str(error))
+                    self.followed.note(error)
         finally:
             client.close()
 

@@ -96,7 +96,7 @@ class Readers:
             return  # counted or not: the next total shows which
         except ServerFailedError as error:
             self.viewed.refused += 1
-            self.viewed.fault(str(error))
+            self.viewed.note(error)
             return
         self.viewed.accepted += 1
         if total is None:
@@ -110,20 +110,22 @@ class Readers:
         path = f"/v1/views?ids={','.join(names)}"
         try:
             reply = await client.request("GET", path)
-            totals = {row["id"]: row["total"] for row in reply.json()}
+            rows = reply.json()
             again = await client.request(
                 "GET", path, headers={"If-None-Match": reply.headers["etag"]}
             )
         except ServerFailedError as error:
-            self.viewed.fault(str(error))
+            self.viewed.note(error)
             return
-        for name in names:
+        # A stale total, while Valkey is away, lacks the views of the last seconds.
+        totals = {row["id"]: row["total"] for row in rows if not row.get("stale")}
+        for name, total in totals.items():
             known = self.viewed.totals.get(name)
-            if known is None or totals[name] == known:
+            if known is None or total == known:
                 continue
-            if not await self._is_right(totals[name] - known):
-                self.viewed.fault(f"{name}: expected {known} views in a list, got {totals[name]}")
-            self.viewed.totals[name] = totals[name]
+            if not await self._is_right(total - known):
+                self.viewed.fault(f"{name}: expected {known} views in a list, got {total}")
+            self.viewed.totals[name] = total
         if again.status == 200 and again.json() == reply.json():
             self.viewed.fault(f"{path}: nothing changed, expected 304, got {again.status}")
         self.viewed.lists += 1

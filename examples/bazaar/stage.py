@@ -25,12 +25,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.client import Client, RefusedError, ServerFailedError
 from examples.bazaar.lock import DemoError, StoppedError, option
 from examples.bazaar.origins import PORT_TAKEN
 from examples.bazaar.shops import Shop
 
 from headrace.jobs.agent.capacity import cores
+from headrace.kernel.errors import Unavailable
 
 READY_S: Final = 300.0
 """Longest start: a fresh data folder on a busy machine takes minutes."""
@@ -254,7 +255,8 @@ class Stage:
     async def command(self, *words: str) -> bytes:
         """Run `headrace` with these words, as a person at the terminal would; return its output.
 
-        The process ends with this call, also when it is cancelled. Raises: CommandFailedError.
+        The process ends with this call, also when it is cancelled. Raises: RefusedError, when
+        a server that it needs is away; CommandFailedError.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace", *words),
@@ -275,6 +277,8 @@ class Stage:
                 await process.wait()
         if process.returncode != 0:
             output = errors.decode(errors="replace")
+            if process.returncode == Unavailable.exit_code:
+                raise RefusedError(f"{command}: {output}")
             raise CommandFailedError(f"{command} ended with {process.returncode}: {output}")
         return out
 
@@ -282,7 +286,7 @@ class Stage:
         """A one-time link into the console; its plain address where the command made none."""
         try:
             made = await self.command("console", "link")
-        except CommandFailedError:
+        except (CommandFailedError, RefusedError):
             return f"{self.api_url}/console"
         return made.decode().strip()
 
@@ -395,12 +399,12 @@ def _can_bind(host: str, port: int) -> bool:
 async def _answers(url: str, path: str) -> bool:
     client = Client(url, patience_s=0)
     try:
-        reply = await client.request("GET", path)
+        await client.request("GET", path)
     except ServerFailedError:
         return False
     finally:
         client.close()
-    return reply.status != 503
+    return True
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

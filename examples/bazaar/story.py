@@ -115,7 +115,7 @@ class Story:
                 async with self._turns[shop.name]:
                     await self._hand_in_first(shop)
             except (ServerFailedError, DemoError) as error:
-                self.progress.fault(f"{shop.name}: {error}")
+                self.progress.note(error, f"{shop.name}: {error}")
                 await asyncio.sleep(AGAIN_S)
 
     async def _hand_in_first(self, shop: Shop) -> None:
@@ -149,7 +149,7 @@ class Story:
                 await self._change(changing, by_command=number % 3 == 0)
                 await self._repeat(repeating)
             except (ServerFailedError, DemoError) as error:
-                self.progress.fault(f"{changing.name} or {repeating.name}: {error}")
+                self.progress.note(error, f"{changing.name} or {repeating.name}: {error}")
             for shop in (changing, repeating):
                 self._ready.put_nowait(shop)
             await asyncio.sleep(CHANGE_EVERY_S)

@@ -73,7 +73,7 @@ class Crowd:
             if dice.random() < 0.25:
                 await self._ask_again(client, photo, etag)
         except ServerFailedError as error:
-            self.seen.fault(str(error))
+            self.seen.note(error)
 
     async def _look(self, client: Client, photo: Photo, dice: random.Random) -> str:
         size = photo.size_bytes
