@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -70,8 +71,7 @@ def test_a_terminal_shows_a_few_lines_and_failures_and_the_file_everything(tmp_p
         assert terminal.shown.count("\n") <= 5, terminal.shown
         adding = HeadraceProcess(["jobs", "add", "notes", '{"text": "a"}'], folder=tmp_path)
         assert adding.wait_exit() == 0, adding.err
-        terminal.wait_for("cannot store a")
-        terminal.wait_for("job_failed")
+        terminal.wait_for("traceback: headrace jobs show ")
         adding = HeadraceProcess(["jobs", "add", "notes", '{"txt": "a"}'], folder=tmp_path)
         assert adding.wait_exit() == 0, adding.err
         terminal.wait_for("does not fit the task")
@@ -80,6 +80,13 @@ def test_a_terminal_shows_a_few_lines_and_failures_and_the_file_everything(tmp_p
     assert status == 0, terminal.shown
     assert "note: a" in terminal.shown
     assert '{"' not in terminal.shown
+    [line] = [one for one in terminal.shown.splitlines() if "cannot store a" in one]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert "task notes: ValueError: cannot store a at site_app.py:10 (job " in plain
+    assert len(plain) < 200
+    assert [one for one in terminal.shown.splitlines() if "job_failed" in one] == [
+        one for one in terminal.shown.splitlines() if "does not fit" in one
+    ]
     assert terminal.shown.count("does not fit the task") == 1, terminal.shown
     assert "payload_invalid" not in terminal.shown
     assert terminal.shown.rstrip().splitlines()[-1].endswith("Headrace has stopped")
@@ -87,4 +94,7 @@ def test_a_terminal_shows_a_few_lines_and_failures_and_the_file_everything(tmp_p
     assert file.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert {"prepared", "job_failed"} <= {line["event"] for line in lines}
+    [raised] = [line for line in lines if line["event"] == "handler_raised"]
+    [head, first, *_] = raised["traceback"].splitlines()
+    assert "site_app.py" in first, head
     assert {"up", "agent", "slot"} <= {line["role"] for line in lines}

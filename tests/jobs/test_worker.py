@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.kit.waiting import wait_true
 
+import headrace
 from headrace.jobs import Batch, Cancel, Fail, JobContext, JobState, Retry, Snooze
 from headrace.jobs.errors import JobFailed, JobUnknown, NoResultKept, ResultGone, ResultLate
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
-from headrace.jobs.outcomes import Outcome, outcome_of
+from headrace.jobs.outcomes import Outcome, location_of, outcome_of
 from headrace.jobs.store.jobs import BURST, GAP_S, Notifier, NotifyRate
 from headrace.kernel.logs import current_traceparent, new_traceparent
 
@@ -179,6 +183,22 @@ async def test_reasons_of_another_type_are_stored_as_text(registry, working, wai
     async with working():
         errors = [(await wait_state(job_id, "failed")).error or None for job_id in ids]
     assert errors == [text for text in texts for _ in range(2)]
+
+
+def test_a_traceback_begins_in_the_application_s_own_code():
+    names = {}
+    ours = Path(headrace.__file__).parent / "jobs" / "slots" / "runner.py"
+    exec(compile("def call(handler): handler()", ours, "exec"), names)
+    with pytest.raises(ValueError, match="Expecting value") as raised:
+        names["call"](lambda: json.loads("not JSON"))
+    frames = re.findall(r'File "(.+?)", line', outcome_of(raised.value).traceback)
+    assert frames[0] == __file__
+    assert frames[-1].endswith("json/decoder.py")
+    assert re.fullmatch(r"test_worker.py:\d+", location_of(raised.value))
+    names["json"], names["raised"] = json, []
+    exec(compile("try: json.loads('')\nexcept ValueError as e: raised += [e]", ours, "exec"), names)
+    assert str(ours) in outcome_of(names["raised"][0]).traceback
+    assert location_of(names["raised"][0]) == ""
 
 
 def test_texts_of_outcomes_are_bounded():

@@ -12,10 +12,12 @@ lease is then no longer reported as lost.
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +28,9 @@ from headrace.jobs.messages import Ack, Outcome
 from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from headrace.kernel.resilience import Backoff
 
+_HEADRACE: Final = f"{Path(__file__).parents[1]}/"
+_PYTHON: Final = f"{sysconfig.get_path('stdlib')}/"
+_INSTALLED: Final = (f"{sysconfig.get_path('purelib')}/", f"{sysconfig.get_path('platlib')}/")
 OUTCOME_KINDS: Final = frozenset(
     {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned", "quarantined"}
 )
@@ -98,11 +103,38 @@ def readable_text(what: object) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
+    """The traceback from the first frame of the application's code on.
+
+    An error without such a frame keeps all frames.
+    """
     try:
-        text = "".join(traceback.format_exception(error))
+        shown = traceback.TracebackException.from_exception(error)
+        is_own = [is_own_code(frame.filename) for frame in shown.stack]
+        if True in is_own:
+            del shown.stack[: is_own.index(True)]
+        text = "".join(shown.format())
     except BaseException as fault:  # noqa: BLE001 - it calls the error's own code
         text = f"the traceback cannot be read ({type(fault).__name__})"
     return bounded_text(text, TRACEBACK_CHARACTERS_MAX)
+
+
+def is_own_code(file_name: str) -> bool:
+    """Whether a file is neither Headrace's nor of Python's standard library."""
+    if file_name.startswith(_INSTALLED):
+        return not file_name.startswith(_HEADRACE)
+    return not file_name.startswith((_HEADRACE, _PYTHON, "<frozen "))
+
+
+def location_of(error: BaseException) -> str:
+    """`FILE:LINE` of the last frame of the application; empty if unknown. Never raises."""
+    try:
+        frames = traceback.extract_tb(error.__traceback__)
+    except BaseException:  # noqa: BLE001 - reading the source is not worth another error
+        return ""
+    own = [frame for frame in frames if is_own_code(frame.filename)]
+    # If the application is an installed package, all of these are.
+    found = [frame for frame in own if not frame.filename.startswith(_INSTALLED)] or own
+    return f"{Path(found[-1].filename).name}:{found[-1].lineno}" if found else ""
 
 
 def checked_delay_s(after_s: Any) -> float | None:

@@ -75,6 +75,8 @@ KINDS_MAX: Final = 1_000
 SECRET_FIELDS: Final = frozenset({"authorization", "cookie", "password", "secret", "token"})
 
 
+ERROR_SHOWN_MAX: Final = 200
+"""Characters of a handler's error on a terminal."""
 LOG_FILE: Final = "HEADRACE_LOG_FILE"
 """Environment variable with the file for the JSON lines."""
 
@@ -114,7 +116,28 @@ def _renderers(file: str | None) -> list[Any]:
         # Exceptions are text already; its default warns about that if rich is installed.
         exception_formatter=structlog.dev.plain_traceback,
     )
-    return [_ToFile(file, as_json), as_text, lambda _logger, _method, text: f"{text}".encode()]
+    to_file = _ToFile(file, as_json)
+    return [to_file, _shorten, as_text, lambda _logger, _method, text: f"{text}".encode()]
+
+
+def _shorten(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Make one short line of an error that a handler raised; its traceback is kept elsewhere."""
+    if event.pop("is_raised", False):
+        raise structlog.DropEvent  # the line of the error itself is enough
+    if event["event"] != "handler_raised":
+        return event
+    first = (str(event["error"]).splitlines() or [""])[0]
+    error = first if len(first) <= ERROR_SHOWN_MAX else f"{first[:ERROR_SHOWN_MAX]} ..."
+    at = f" at {event['at']}" if event["at"] else ""
+    what = f"job {event['job_id']}" if event["jobs"] == 1 else f"{event['jobs']} jobs"
+    keeps = os.environ.get(LOG_FILE, "the log")
+    if event["is_last"] and event["jobs"] == 1:
+        keeps = f"headrace jobs show {event['job_id']}"
+    text = f"task {event['queue']}: {error}{at} ({what}, attempt {event['attempt']})"
+    kept = {name: event[name] for name in ("timestamp", "level")}
+    return {**kept, "event": f"{text}; traceback: {keeps}" if event["traceback"] else text}
 
 
 class _ToFile:

@@ -31,6 +31,7 @@ from headrace.jobs.outcomes import (
     InFlightLease,
     Snooze,
     final_outcome,
+    location_of,
     outcome_of,
     readable_text,
 )
@@ -132,6 +133,7 @@ class LeaseRun(InFlightLease):
                 job_id=job_id,
                 attempt=attempt,
                 error=final.error,
+                is_raised=bool(final.traceback),
             )
 
     def note_all(self, indexes: Iterable[int], outcome: Outcome) -> None:
@@ -214,6 +216,8 @@ class HandlerCall:
     named: dict[str, Any] | None = None
     attempt: int = 1
     job_id: int = -1
+    is_last: bool = False
+    """If it raises, no retry is left for its job."""
     timeout_s: float
     start_before_s: float | None = None
     is_bisecting: bool = False
@@ -338,7 +342,7 @@ class Executor:
                 rest = Outcome("retry", None, text)
             # Retry, Snooze and their like are outcomes, not faults; a fault has a traceback.
             is_fault = limit.expired() or bool(rest.traceback)
-            _log_raised(call, rest, is_fault=is_fault)
+            _log_raised(call, rest, location_of(error), is_fault=is_fault)
             # A thread past its timeout still runs: its jobs must not run again beside it at once.
             is_fault = is_fault and (task.is_async or not limit.expired())
         await _clear_cancellation()
@@ -381,7 +385,7 @@ def end_span(span: Span | None, end: CallResult, outcome: Any) -> None:
     span.end()
 
 
-def _log_raised(call: HandlerCall, rest: Outcome, *, is_fault: bool) -> None:
+def _log_raised(call: HandlerCall, rest: Outcome, at: str, *, is_fault: bool) -> None:
     if call.is_late or (is_fault and call.is_bisecting and len(call.jobs) > 1):
         return
     (_log.warning if is_fault else _log.info)(
@@ -390,7 +394,9 @@ def _log_raised(call: HandlerCall, rest: Outcome, *, is_fault: bool) -> None:
         job_id=call.job_id,
         jobs=len(call.jobs),
         attempt=call.attempt,
+        is_last=call.is_last,
         error=rest.error,
+        at=at,
         traceback=rest.traceback,
     )
 

@@ -245,6 +245,7 @@ class SlotRunner:
             jobs=(job,),
             attempt=job.attempt,
             job_id=job.id,
+            is_last=job.attempt > lease.retries_of(job.id),
             timeout_s=lease.timeout_s((index,)),
             start_before_s=work.start_before_s,
         )
