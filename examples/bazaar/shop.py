@@ -171,6 +171,8 @@ async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> P
         )
     feed, buyer = shop.headrace.feed, buyer_of(request)
     if request.scope["path"].endswith("/follow"):
+        if not await asyncio.to_thread(shop.adverts.shown, seller):
+            raise NotFoundException("No seller of this name has anything on the site.")
         await feed.follow(buyer, seller)
     else:
         await feed.unfollow(buyer, seller)

@@ -123,6 +123,9 @@ async def test_missing_and_forbidden_pages_have_a_status(tab):
     await tab.get("/")
     foreign = await tab.post("/sellers/shop-01/follow", headers={"origin": "http://elsewhere"})
     assert foreign.status_code == 403
+    own = {"origin": str(tab.base_url).rstrip("/")}
+    for nobody in ("nobody", tab.cookies["bazaar_buyer"]):
+        assert (await tab.post(f"/sellers/{nobody}/follow", headers=own)).status_code == 404
     feed = (await tab.get("/feed")).text
     assert "new from 2 sellers" in feed  # a new visitor follows some
     assert "Sofa" in feed
