@@ -116,9 +116,11 @@ class Breaker:
         )
         if not is_back:
             raise NotDoneError(f"the jobs of process {killed[0]} were not done again in time")
+        jobs = "mail or question" if len(cut_off) == 1 else f"{len(cut_off)} mails and questions"
+        were = "was" if len(cut_off) == 1 else "were"
         return (
-            f"killed process {killed[0]} ({killed[1]}); the {len(cut_off)} mails and questions"
-            " in progress were done by other workers"
+            f"killed process {killed[0]} ({killed[1]}); the {jobs} in progress {were} done by"
+            " other workers"
         )
 
     async def _hang_seller(self, break_id: int) -> str:
@@ -144,8 +146,8 @@ class Breaker:
         async with asyncio.timeout(RECOVERED_WITHIN_S):
             await changing
         return (
-            f"{shop.title} was silent for {HANG_S:.0f} s; {others} items of other sellers were"
-            " published or changed meanwhile, then its new photo was stored"
+            f"{shop.title} was silent for {HANG_S:.0f} s; {others_text(others)} meanwhile. Then the"
+            " new photo was stored"
         )
 
     async def _empty_valkey(self, break_id: int) -> str:
@@ -171,7 +173,7 @@ class Breaker:
         return (
             f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
             f" {given_up} of the last {unflushed_max} views had not reached PostgreSQL and are"
-            " lost: the one loss that Headrace permits (docs/promises.md#views)"
+            " lost: the one loss that Headrace permits, as its promises of views state"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:
@@ -272,6 +274,14 @@ class Breaker:
         finally:
             os.close(pidfd)
         return True
+
+
+def others_text(items: int) -> str:
+    """What other sellers did while one was silent; none may have handed in a catalogue."""
+    if not items:
+        return "no other seller handed in a changed catalogue"
+    count = "1 item of another seller was" if items == 1 else f"{items} items of others were"
+    return f"{count} published, changed or removed"
 
 
 def descendants(pid: int) -> set[int]:

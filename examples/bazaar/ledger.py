@@ -147,7 +147,9 @@ class Ledger:
         sent, lost = sum(one.sent for one in lines), sum(one.lost for one in lines)
         names = ", ".join(self.lines) or "nothing yet"
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
-        lost_text = f"{lost} ({allowed} allowed)" if allowed else f"{lost}"
+        lost_text = f"{lost - allowed}"
+        if allowed:
+            lost_text += f" (and {allowed} views, as promised when Valkey's data is deleted)"
         return f"lost: {lost_text}, doubled: {doubled} · {sent} recorded by the demo ({names})"
 
     @property

@@ -32,8 +32,9 @@ STEPS: Final = (
     Step(
         1,
         "Fifty sellers, some with failing servers",
-        "Each seller has its own server. This one stops answering now and then; others are slow"
-        " or broken. Its photos still arrive, and no other seller waits for it.",
+        "Each seller has its own server. That of Sleepy Moss stops answering now and"
+        " then; others are slow or broken. Photos of Sleepy Moss still arrive, and no"
+        " other seller waits for it.",
         path="/sellers/sleepy-moss",
         place="a hanging seller",
         screen="/fetch/customers/sleepy-moss",
@@ -54,8 +55,8 @@ STEPS: Final = (
         "Jobs that fail and recover",
         "Mails to followers are sent within the rate limit of each provider. Some fail: open one"
         " and read its error. A cron job retries failed mails each minute, so the list empties;"
-        " press retry to be faster. Each new item runs the workflow check, index, variants,"
-        " announce.",
+        " press retry to be faster. Each new item runs a workflow: check the item, add it to the"
+        " search, make small photos, announce it.",
         path="/feed",
         place="your feed",
         screen="/jobs/jobs?queue=bazaar.mail&state=failed",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from examples.bazaar import panel
 from examples.bazaar.adverts import Advert, Adverts, Photo
-from examples.bazaar.breaks import flush_valkey
+from examples.bazaar.breaks import flush_valkey, others_text
 from examples.bazaar.followers import post_of
 from examples.bazaar.ledger import PAPER, WRONG, Ledger, line_of
 from examples.bazaar.origins import Host
@@ -120,7 +120,8 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         text = (await site.get(path)).text
         assert "1 wrong answer or error found" in text
         assert "feed of follower2 is missing 1 post" in text
-        assert "lost 10 (8 allowed)" in text
+        assert "<b>lost 2, doubled 0</b>" in text
+        assert "8 views lost as well, as promised when Valkey" in text
         assert "stopped for 10 s, working again 0.7 s after that" in text
 
 
@@ -139,6 +140,12 @@ async def test_a_press_leads_to_its_result_which_names_the_silent_seller(site, s
     assert "breaking …" in text
     assert f"{shop.title} is silent." in text
     assert "/fetch/hosts?customer=velo-ada" in text
+
+
+def test_the_note_of_a_silent_seller_names_what_others_did():
+    assert others_text(0) == "no other seller handed in a changed catalogue"
+    assert others_text(1) == "1 item of another seller was published, changed or removed"
+    assert others_text(7) == "7 items of others were published, changed or removed"
 
 
 async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tmp_path):
