@@ -284,6 +284,8 @@ class Demo:
             f"  the token     {stage.token_file}\n"
             f"  by hand       {command} queues ls\n"
             f"  logs          {stage.headrace_log}, {stage.origins_log}, {stage.shop_log}\n",
+            *(f"{note}\n" for note in stage.notes.values()),
+            sep="\n",
             flush=True,
         )
 

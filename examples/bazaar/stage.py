@@ -3,8 +3,9 @@
 A data folder, free ports, the sellers' hosts, `headrace up` and the shop's pages.
 
 Everything lies in one folder. Ports are kept there, so that the photos' links stay the same from
-one run to the next; a port that somebody else took meanwhile is replaced. All programs are real
-processes that end with the demo (see `leash`), and their output goes to files in the folder.
+one run to the next. A port that somebody else has is replaced until it is free again. All
+programs are real processes that end with the demo (see `leash`), and their output goes to files in
+the folder.
 
 """
 
@@ -65,6 +66,7 @@ class Ports:
     origins: int
 
 
+_LISTENERS: Final = {"api": "console", "media": "photos' server", "shop": "shop"}
 _PREFERRED: Final = Ports(api=8080, media=8081, shop=8082, origins=8300)
 
 
@@ -92,6 +94,8 @@ class Stage:
         self.data = self.folder / "headrace"
         self.waits_for = "the sellers' hosts"
         """What the start waits for now, for its progress."""
+        self.notes: dict[str, str] = {}
+        """A line for each port that is in use by others, by what would listen there."""
         self.ports = self._choose_ports()
 
     @property
@@ -350,12 +354,15 @@ class Stage:
         )
 
     def _choose_ports(self, **kept_ports: int) -> Ports:
-        """Free ports, those of the last run where they are; `kept_ports` are ours already."""
-        file = self.folder / "ports.json"
-        wanted = asdict(_PREFERRED)
+        """Free ports; `kept_ports` are ours already.
+
+        The usual ones where they are free, else those of the last run. The sellers' hosts have that
+        of the last run first: the photos' links have it.
+        """
+        file, last = self.folder / "ports.json", asdict(_PREFERRED)
         with contextlib.suppress(FileNotFoundError, ValueError):
             kept = json.loads(file.read_text(encoding="utf-8"))
-            wanted |= {name: int(kept[name]) for name in wanted if name in kept}
+            last |= {name: int(kept[name]) for name in last if name in kept}
         chosen: dict[str, int] = dict(kept_ports)
         if self._port is not None:
             asked = {"api": self._port, "media": self._port + 1, "shop": self._port + 2}
@@ -365,22 +372,33 @@ class Stage:
                     f"port {taken[0]} is in use: choose another with {option('port', '9000')}"
                 )
             chosen |= asked
-        for name, port in wanted.items():
+        for name, port in asdict(_PREFERRED).items():
             if name in chosen:
                 continue
-            hosts = [shop.address for shop in self.sellers] if name == "origins" else [LOOPBACK]
-            chosen[name] = _free_port(hosts, port, taken=chosen.values())
+            if name == "origins":
+                hosts = [shop.address for shop in self.sellers]
+                chosen[name] = _free_port(hosts, last[name], port, taken=chosen.values())
+                continue
+            chosen[name] = _free_port([LOOPBACK], port, last[name], taken=chosen.values())
+            self.notes.pop(name, None)
+            if chosen[name] != port:
+                self.notes[name] = (
+                    f"port {port} is in use by another process: the {_LISTENERS[name]} uses"
+                    f" {chosen[name]} (kept in {file}) until {port} is free at a start"
+                )
         file.write_text(json.dumps(chosen), encoding="utf-8")
         return Ports(**chosen)
 
 
-def _free_port(hosts: Sequence[str], wanted: int, *, taken: Iterable[int]) -> int:
-    port = wanted
+def _free_port(hosts: Sequence[str], *wanted: int, taken: Iterable[int]) -> int:
+    tries = [*reversed(wanted)]
     for _ in range(50):
+        if not tries:
+            with socket.create_server((LOOPBACK, 0)) as probe:
+                tries.append(probe.getsockname()[1])
+        port = tries.pop()
         if port not in set(taken) and all(_can_bind(host, port) for host in hosts):
             return port
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            port = probe.getsockname()[1]
     raise DemoError(f"no port is free on all of {hosts[0]} .. {hosts[-1]}")
 
 

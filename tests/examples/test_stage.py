@@ -79,10 +79,27 @@ def test_ctrl_c_ends_make_demo_with_the_exit_code_of_the_demo(tmp_path, shell, e
 def test_chosen_ports_are_used_or_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DemoError, match=f"port {port} is in use: choose another with --port"):
+        with pytest.raises(DemoError, match=rf"port ({port - 1}|{port}) is in use: choose another"):
             Stage(tmp_path, shops(3), lock_fd=0, port=port - 1)
     with pytest.raises(DemoError, match="port 65536"):
         Stage(tmp_path, shops(3), lock_fd=0, port=65534)
+
+
+def test_a_port_in_use_is_named_and_used_again_when_it_is_free(tmp_path, monkeypatch):
+    usual = []
+    for _ in range(4):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            usual.append(probe.getsockname()[1])
+    monkeypatch.setattr(staging, "_PREFERRED", staging.Ports(*usual))
+    with socket.create_server(("127.0.0.1", usual[0])):
+        first = Stage(tmp_path, shops(3), lock_fd=0)
+        second = Stage(tmp_path, shops(3), lock_fd=0)
+    assert first.ports.api == second.ports.api != usual[0]
+    [note] = second.notes.values()
+    assert f"port {usual[0]} is in use by another process: the console uses" in note
+    assert str(tmp_path / "ports.json") in note
+    third = Stage(tmp_path, shops(3), lock_fd=0)
+    assert (third.ports.api, third.notes) == (usual[0], {})
 
 
 @pytest.mark.slow
