@@ -53,6 +53,8 @@ class Line:
     doubled: int = 0
     """In addition to `sent`."""
     note: str = ""
+    is_state: bool = False
+    """It compares what is on the site now; else it counts since the run began and only grows."""
 
     @property
     def waiting(self) -> int:
@@ -75,6 +77,7 @@ def line_of(
     allowed: int = 0,
     doubled: int = 0,
     note: str = "",
+    is_state: bool = False,
 ) -> Line:
     """A line whose columns add up, although its figures were read one after the other.
 
@@ -83,7 +86,7 @@ def line_of(
     lost = min(lost, sent)
     done = min(done, sent - lost)
     failed = min(failed, sent - lost - done)
-    return Line(name, sent, done, failed, lost, min(allowed, lost), doubled, note)
+    return Line(name, sent, done, failed, lost, min(allowed, lost), doubled, note, is_state)
 
 
 class Ledger:
@@ -103,14 +106,19 @@ class Ledger:
         self._desk, self._story, self._adverts = desk, story, adverts
         self._records, self._viewed = records, viewed
         self._client = Client(stage.api_url, token=stage.token())
-        self._counted_before = 0
+        self._counted_before = self._done_before = 0
         self._opened_before = self._answered_before = 0
         self._given_up = 0
         self._differences: dict[str, deque[int]] = {}
         self._shown: deque[frozenset[str]] = deque(maxlen=READINGS)
 
     async def begin(self) -> None:
-        """Note what was counted before. Raises: ServerFailedError."""
+        """Note what was counted before, and drop an earlier run's lines.
+
+        Raises: ServerFailedError.
+        """
+        await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": []})
+        self._done_before = (await asyncio.to_thread(self._records.errands)).done
         self._opened_before = self._adverts.opened()
         self._answered_before = self._adverts.opened(is_counted=True)
         self._counted_before = await self._counted() or 0
@@ -191,8 +199,9 @@ class Ledger:
         )
         self.lines["jobs"] = line_of(
             "jobs",
-            sent=before.accepted,
-            done=now.done,
+            # Those that an earlier run left open are sent at the start of this one.
+            sent=before.accepted - self._done_before,
+            done=now.done - self._done_before,
             failed=failed,
             lost=self._lasting("jobs lost", before.accepted - now.done - waiting - failed),
             doubled=now.doubled,
@@ -258,6 +267,7 @@ class Ledger:
             lost=self._lasting("photos lost", lost),
             doubled=self._lasting("photos doubled", sum(n - 1 for n in found.values())),
             note="failed ones have their reason on the item's page",
+            is_state=True,
         )
 
     async def _gather_posts(self) -> None:
@@ -281,6 +291,7 @@ class Ledger:
             lost=self._lasting("posts lost", missing - open_jobs),
             doubled=self._lasting("posts doubled", doubled),
             note="one for each advert on the site, none for sold ones",
+            is_state=True,
         )
 
     def _lasting(self, name: str, difference: int) -> int:

@@ -125,6 +125,17 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         assert "stopped for 10 s, working again 0.7 s after that" in text
 
 
+async def test_the_ledger_keeps_counts_of_the_run_apart_from_the_state_now(site, stores):
+    lines = [line_of("jobs", sent=5, done=5), line_of("posts", sent=3, done=3, is_state=True)]
+    rows = [asdict(one) | {"waiting": one.waiting, "is_right": one.is_right} for one in lines]
+    stores[1].put_paper(PAPER, {"lines": rows})
+    run, now = re.findall(r"<table>.*?</table>", (await site.get("/break")).text, re.DOTALL)
+    assert "since this run began</th>" in run
+    assert [">sent<" in run, ">jobs<" in run, ">posts<" in run] == [True, True, False]
+    assert "on the site now</th>" in now
+    assert [">expected<" in now, ">posts<" in now, ">jobs<" in now] == [True, True, False]
+
+
 async def test_a_press_leads_to_its_result_which_names_the_silent_seller(site, stores, monkeypatch):
     monkeypatch.setattr(panel, "require_own_user", lambda request: None)
     form = {"data": {"kind": "seller"}, "headers": {"origin": "http://shop.test"}}
