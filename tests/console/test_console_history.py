@@ -264,6 +264,8 @@ async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
         outage = r"outage until [\d:]{8}: Valkey did not answer alpha, beta for about 44 s: "
         assert re.search(outage + "connection refused", text)
         assert "deploy: api started on alpha, version 0.2.0" in text
+        # Two minutes are one step of six hours: a start is not known to the second.
+        assert re.search(r"in the 2 min from [\d-]{10} \d\d:\d\d UTC\s+deploy: api", text)
 
 
 def marks_of(text):

@@ -17,6 +17,7 @@ from headrace.web.history import (
     SERIES,
     History,
     InvalidSpan,
+    Mark,
     percentile_s,
     span_of,
 )
@@ -155,6 +156,18 @@ async def test_deaths_are_marked_with_their_causes(tmp_path, postgres, reader):
     assert slots.text == f"3 slots died on one: 2 {CAUSES['killed']}, 1 {CAUSES['exited']}"
     assert (slots.kind, slots.host, slots.role, slots.count) == ("deaths", "one", "agent", 3)
     assert media.text == "1 process of the media node died on one: 1 worker"
+    assert (slots.within_s, media.within_s) == (60, 60), "known to the minute"
+
+
+def test_events_of_one_minute_are_in_the_order_of_their_causes():
+    def mark(kind, second=0, within_s=0):
+        at = datetime(2026, 11, 29, 7, 31, second, tzinfo=UTC)
+        return Mark(at=at, kind=kind, text="", within_s=within_s)
+
+    start, death = mark("start", within_s=60), mark("deaths", within_s=60)
+    restart, outage = mark("restart", within_s=60), mark("outage", 20)
+    found = sorted([restart, death, outage, start], key=lambda one: one.order)
+    assert found == [start, outage, death, restart]
 
 
 async def test_a_restart_differs_from_the_start_of_a_host(tmp_path, postgres, reader):

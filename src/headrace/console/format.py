@@ -95,6 +95,14 @@ def format_timestamp(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def format_within(moment: datetime, within_s: int) -> str:
+    """A time that is known to so many seconds: `in the minute 2026-11-21 21:50 UTC`; 0: exact."""
+    if not within_s:
+        return format_timestamp(moment)
+    span = {60: "minute", 3_600: "hour"}.get(within_s, f"{format_duration(within_s)} from")
+    return f"in the {span} {moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def pretty_json(value: Any) -> str:
     """Indented JSON, truncated if it is very long."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -18,13 +18,16 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
+from msgspec import structs
+
 from headrace.console.chart_lines import busiest, colors_of, grouped, largest_queues
+from headrace.console.format import format_within
 from headrace.console.model import QueryInvalid
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import Decision, QueueStep
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
+from headrace.web.history import ALL, InvalidSpan, Mark, SeriesHistory, Span, span_of
 
 RANGES: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
 RECORDED_AFTER_S: Final = 15
@@ -47,15 +50,18 @@ STEPS_MIN: Final = 15
 """Steps that a range shows at least, also of a site that is younger."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoardMark:
-    """Something that happened at a time, or until another."""
+class BoardMark(Mark, frozen=True, kw_only=True):
+    """A mark of a board; its kind is that of `Mark`, or alert or plan."""
 
-    at: datetime
-    until_at: datetime | None = None
-    kind: str
-    """That of `Mark`, or alert or plan."""
-    text: str
+    @property
+    def name(self) -> str:
+        """Name of its kind for people."""
+        return MARK_NAMES[self.kind]
+
+    @property
+    def when(self) -> str:
+        """Its time, as exact as it is recorded."""
+        return format_within(self.at, self.within_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,7 @@ class Board:
                 "at": mark.at.timestamp(),
                 "until": mark.until_at.timestamp() if mark.until_at else None,
                 "kind": mark.kind,
+                "name": mark.name,
                 "text": mark.text,
             }
             for mark in self.marks
@@ -312,7 +319,7 @@ class _Loader:
     async def _marks(self) -> list[BoardMark]:
         span = self._span
         found = [
-            BoardMark(at=one.at, until_at=one.until_at, kind=one.kind, text=one.text)
+            BoardMark(**structs.asdict(one))
             for one in await self._context.history.marks(from_at=span.from_at, to_at=span.to_at)
         ]
         if self._has_jobs:
@@ -337,7 +344,7 @@ class _Loader:
             for mark in found
             if mark.at < span.to_at and (mark.until_at or mark.at) >= span.from_at
         ]
-        return sorted(inside, key=lambda mark: mark.at)[-MARKS_SHOWN:]
+        return sorted(inside, key=lambda mark: mark.order)[-MARKS_SHOWN:]
 
     def _concerns(self, alert: Alert) -> bool:
         """Whether a room has charts of queues, or the alert is of its own queue."""

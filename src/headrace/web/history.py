@@ -106,6 +106,11 @@ CAUSES: Final[Mapping[str, str]] = {
 }
 """Deaths of slots by value of `how`; slots that left, or ran over a timeout, are not among them."""
 
+MARK_ORDER: Final = {"start": 0, "deploy": 0, "deaths": 2, "restart": 3}
+"""Places of kinds at one time; all others are 1."""
+ENDS_STEP: Final = ("deaths", "restart")
+"""Kinds that are recorded by step and sorted to its end."""
+
 
 class InvalidSpan(InvalidInput):
     """The span of a history, its series or its parts are not valid."""
@@ -144,18 +149,26 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened.
 
     `start`, `deploy` (a version changed) or `restart` (neither) of roles, `outage` of an engine, or
-    `deaths` of slots or of processes of a media node.
+    `deaths` of slots or of processes of a media node. Starts and deaths are recorded by step.
     """
 
     at: datetime
     kind: str
     text: str
+    within_s: int = 0
+    """It happened at some time in this many seconds from `at` on; 0: at `at`."""
     until_at: datetime | None = None
     host: str = ""
     role: str = ""
     """The role that died or started again; empty if several did."""
     count: int = 0
     """Slots or processes that died."""
+
+    @property
+    def order(self) -> tuple[datetime, int]:
+        """Sort key: starts at the begin of their step, deaths and then restarts at its end."""
+        ends = self.within_s if self.kind in ENDS_STEP else 0
+        return self.at + timedelta(seconds=ends), MARK_ORDER.get(self.kind, 1)
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,7 +287,7 @@ class History:
             *(_of_outage(one) for one in join_outages(outages, table.witness_of(outages))),
             *_deaths(span, table.values),
         ]
-        return sorted(found, key=lambda mark: mark.at)[-MARKS_MAX:]
+        return sorted(found, key=lambda mark: mark.order)[-MARKS_MAX:]
 
     async def _table(self, span: Span, names: list[str], by: str) -> _Table:
         given = {
@@ -449,6 +462,7 @@ def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
             verb = "started again" if is_again else "started"
             yield Mark(
                 at=span.start_of(index),
+                within_s=span.step_s,
                 kind="deploy" if is_new else "restart" if is_again else "start",
                 text=f"{', '.join(roles)} {verb} on {host}, version {versions}",
                 host=host,
@@ -461,22 +475,30 @@ def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
     for host, keys in values[SLOTS].items():
         for index in range(span.steps):
             counts = {how: round(keys[how][index]) for how in CAUSES if how in keys}
-            died = sum(counts.values())
-            if died:
+            if died := sum(counts.values()):
                 causes = ", ".join(f"{n} {CAUSES[how]}" for how, n in counts.items() if n)
                 text = f"{pluralize(died, 'slot')} died on {host}: {causes}"
-                at = span.start_of(index)
-                yield Mark(at=at, kind="deaths", text=text, host=host, role="agent", count=died)
+                yield _of_deaths(span, index, host=host, role="agent", count=died, text=text)
     for host, keys in values[PROCESSES].items():
         for index in range(span.steps):
             counts = {child: round(steps[index]) for child, steps in sorted(keys.items())}
-            died = sum(counts.values())
-            if died:
+            if died := sum(counts.values()):
                 kinds = ", ".join(f"{n} {child}" for child, n in counts.items() if n)
                 noun = pluralize(died, "process", "processes")
                 text = f"{noun} of the media node died on {host}: {kinds}"
-                at = span.start_of(index)
-                yield Mark(at=at, kind="deaths", text=text, host=host, role="media", count=died)
+                yield _of_deaths(span, index, host=host, role="media", count=died, text=text)
+
+
+def _of_deaths(span: Span, index: int, *, host: str, role: str, count: int, text: str) -> Mark:
+    return Mark(
+        at=span.start_of(index),
+        within_s=span.step_s,
+        kind="deaths",
+        text=text,
+        host=host,
+        role=role,
+        count=count,
+    )
 
 
 def _of_outage(one: JoinedOutage) -> Mark:

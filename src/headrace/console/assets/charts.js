@@ -213,7 +213,7 @@ const headraceCharts = (() => {
     tip.hidden = !found.length;
     if (!found.length) return;
     const hasDay = isLongOf(state.data);
-    tip.textContent = found.map((mark) => `${clock(mark.at, hasDay)} ${mark.kind}: ${mark.text}`).join("\n");
+    tip.textContent = found.map((mark) => `${clock(mark.at, hasDay)} ${mark.name}: ${mark.text}`).join("\n");
     const isRight = left > plot.over.clientWidth / 2;
     tip.style.left = isRight ? "" : `${left + 10}px`;
     tip.style.right = isRight ? `${plot.over.clientWidth - left + 10}px` : "";
