@@ -258,6 +258,7 @@ async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypat
         (NoPrimary(2, 3), "2 of 3 servers answer, as standbys; 1 does not respond (failover)"),
         (NoPrimary(3, 3), "3 of 3 servers answer, as standbys (failover)"),
         (NoPrimary(1, 1), "the server at this address answers as a standby"),
+        (FileNotFoundError(2, "No such file or directory"), "no socket: its server does not run"),
         (PostgresFull("PostgreSQL lacks disk space"), "disk space or memory is short"),
         (PostgresDown("PostgreSQL at x is read-only (ReadOnlySQLTransactionError)"), "read-only"),
         (PostgresRefused("PostgreSQL refuses the connection"), "login refused"),
@@ -270,3 +271,11 @@ def test_causes_are_named_in_a_few_words(error, cause):
     outer.__cause__ = error
     if not isinstance(error, ValueError):
         assert outages.cause_of(outer) == cause
+
+
+def test_a_long_cause_ends_with_a_whole_word():
+    text = f"something {'odd ' * 20}happened (FileNotFoundError: [Errno 2] in the folder of blobs)"
+    shown = outages.cause_of(ValueError(text))
+    assert len(shown) <= outages.CAUSE_CHARACTERS
+    assert shown.endswith(" ...")
+    assert text.startswith(f"{shown.removesuffix(' ...')} "), shown

@@ -70,6 +70,8 @@ _CAUSES: Final = tuple(
         (r"CannotConnectNow|LOADING", "starting, stopping or recovering"),
         (r"TooManyConnections", "too many connections"),
         (r"ConnectionRefused|Connection refused", "connection refused"),
+        # An error of a missing file names the file; one of a socket does not.
+        (r"\[Errno 2\] No such file or directory(?!:)", "no socket: its server does not run"),
         (r"unreachable|No route to host", "host unreachable"),
         (r"Timeout|did not respond within|timed out", "no answer in time"),
         (r"Connection\w*Error|ConnectionDoesNotExist|Shutdown", "connection lost"),
@@ -88,8 +90,16 @@ def cause_of(error: BaseException) -> str:
     text = "\n".join(chain)
     for pattern, cause in _CAUSES:
         if found := pattern.search(text):
-            return found.expand(cause)[:CAUSE_CHARACTERS]
-    return TO_DOCTOR.sub("", str(error))[:CAUSE_CHARACTERS]
+            return shorten_cause(found.expand(cause))
+    return shorten_cause(TO_DOCTOR.sub("", str(error)))
+
+
+def shorten_cause(text: str) -> str:
+    """The text up to CAUSE_CHARACTERS, cut after a word."""
+    if len(text) <= CAUSE_CHARACTERS:
+        return text
+    begin = text[: CAUSE_CHARACTERS - 3]
+    return f"{begin.rpartition(' ')[0] or begin} ..."
 
 
 @dataclass(slots=True)
