@@ -191,15 +191,15 @@ def test_growth_is_that_of_ten_minutes():
 
 
 def test_restarts_and_deaths_of_the_history_are_issues_by_host_and_role():
-    def mark(minute, kind, role, text, count=0):
-        at = NOON + timedelta(minutes=minute)
-        return Mark(at=at, kind=kind, text=text, host="alpha", role=role, count=count)
+    def mark(minute, kind, role, text, **causes):
+        given = {"count": sum(causes.values()), "causes": causes, "host": "alpha", "role": role}
+        return Mark(at=NOON + timedelta(minutes=minute), kind=kind, text=text, **given)
 
     again = "agent started again on alpha, version 1.0"
     marks = [
         mark(0, "start", "agent", "agent started on alpha, version 1.0"),
-        mark(1, "deaths", "agent", "2 slots died on alpha: 2 exited", 2),
-        mark(9, "deaths", "agent", "1 slot died on alpha: 1 killed", 1),
+        mark(1, "deaths", "agent", "2 slots died on alpha: 2 exited", exited=2),
+        mark(9, "deaths", "agent", "1 slot died on alpha: 1 killed", killed=1),
         *(mark(minute, "restart", "agent", again) for minute in (20, 22, 25)),
         mark(30, "restart", "", "api, media started again on alpha, version 1.0"),
     ]
@@ -209,8 +209,8 @@ def test_restarts_and_deaths_of_the_history_are_issues_by_host_and_role():
     assert agent.text == (
         "keeps dying: started again at 12:20, 12:22, 12:25 UTC, 3 times in the last hour"
     )
-    assert slots.text == "3 slots died in the last hour, most recently at 12:09 UTC"
-    assert slots.cause == "1 slot died on alpha: 1 killed"
+    assert slots.text == "3 slots died in the last hour, most recently in the minute 12:09 UTC"
+    assert slots.cause == "2 exited, 1 killed", "the causes of all that are counted"
     assert list(death_issues(PanelData(error="no data"))) == []
 
 
@@ -395,7 +395,14 @@ def test_only_images_audio_and_video_have_previews():
 def test_memory_is_named_only_after_deaths_by_sigkill():
     """Linux kills so if memory is short; a crash or an exit has another cause."""
     for how, is_named in (("killed", True), ("crashed", False), ("exited", False)):
-        text = f"1 slot died on a: 1 {CAUSES[how]}"
-        mark = Mark(at=NOON, kind="deaths", text=text, host="a", role="agent", count=1)
+        mark = Mark(
+            at=NOON,
+            kind="deaths",
+            text="1 slot died on a",
+            host="a",
+            role="agent",
+            count=1,
+            causes={CAUSES[how]: 1},
+        )
         [issue] = health.death_issues(PanelData([mark]))
         assert ("memory of the host" in issue.fix) is is_named

@@ -163,6 +163,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The role that died or started again; empty if several did."""
     count: int = 0
     """Slots or processes that died."""
+    causes: dict[str, int] = {}
+    """Their number by cause, or by kind of process."""
 
     @property
     def order(self) -> tuple[datetime, int]:
@@ -472,33 +474,38 @@ def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
 
 def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
     """A mark for each host and step in which slots or processes of a media node died."""
-    for host, keys in values[SLOTS].items():
-        for index in range(span.steps):
-            counts = {how: round(keys[how][index]) for how in CAUSES if how in keys}
-            if died := sum(counts.values()):
-                causes = ", ".join(f"{n} {CAUSES[how]}" for how, n in counts.items() if n)
-                text = f"{pluralize(died, 'slot')} died on {host}: {causes}"
-                yield _of_deaths(span, index, host=host, role="agent", count=died, text=text)
-    for host, keys in values[PROCESSES].items():
-        for index in range(span.steps):
-            counts = {child: round(steps[index]) for child, steps in sorted(keys.items())}
-            if died := sum(counts.values()):
-                kinds = ", ".join(f"{n} {child}" for child, n in counts.items() if n)
-                noun = pluralize(died, "process", "processes")
-                text = f"{noun} of the media node died on {host}: {kinds}"
-                yield _of_deaths(span, index, host=host, role="media", count=died, text=text)
+    for series, role in ((SLOTS, "agent"), (PROCESSES, "media")):
+        for host, keys in values[series].items():
+            known = {how: text for how, text in CAUSES.items() if how in keys}
+            names = known if series == SLOTS else {child: child for child in sorted(keys)}
+            for index in range(span.steps):
+                counts = {text: round(keys[key][index]) for key, text in names.items()}
+                causes = {text: count for text, count in counts.items() if count}
+                if causes:
+                    yield _of_deaths(span, index, host=host, role=role, causes=causes)
 
 
-def _of_deaths(span: Span, index: int, *, host: str, role: str, count: int, text: str) -> Mark:
+def _of_deaths(span: Span, index: int, *, host: str, role: str, causes: dict[str, int]) -> Mark:
+    died = sum(causes.values())
+    if role == "media":
+        noun = f"{pluralize(died, 'process', 'processes')} of the media node"
+    else:
+        noun = pluralize(died, "slot")
     return Mark(
         at=span.start_of(index),
         within_s=span.step_s,
         kind="deaths",
-        text=text,
+        text=f"{noun} died on {host}: {causes_text(causes)}",
         host=host,
         role=role,
-        count=count,
+        count=died,
+        causes=causes,
     )
+
+
+def causes_text(causes: Mapping[str, int]) -> str:
+    """`2 killed, 1 crashed`."""
+    return ", ".join(f"{count} {cause}" for cause, count in causes.items())
 
 
 def _of_outage(one: JoinedOutage) -> Mark:

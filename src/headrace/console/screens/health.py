@@ -6,6 +6,7 @@ rooms.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -28,7 +29,7 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import CAUSES, Mark
+from headrace.web.history import CAUSES, Mark, causes_text
 from headrace.web.role_secrets import RoleSecret, differing
 
 ALERTS_SHOWN: Final = 5
@@ -356,21 +357,24 @@ def _of_restarts(line: Sequence[Mark]) -> Issue:
 
 
 def _of_deaths(line: Sequence[Mark]) -> Issue:
-    last, died = line[-1], sum(one.count for one in line)
+    last, causes = line[-1], Counter[str]()
+    for one in line:
+        causes.update(one.causes)
+    died = sum(one.count for one in line)
     is_media = last.role == "media"
     noun = pluralize(died, "process", "processes") if is_media else pluralize(died, "slot")
     return Issue(
         tone="warn",
         subject=f"{'media node' if is_media else 'slots'} on {last.host}",
         href=f"{PREFIX}/media" if is_media else f"{PREFIX}/jobs/hosts",
-        text=f"{noun} died in the last hour, most recently at {last.at:%H:%M} UTC",
-        cause=last.text,
+        text=f"{noun} died in the last hour, most recently in the minute {last.at:%H:%M} UTC",
+        cause=causes_text(causes),
         fix="They were started again. The log of the role has the exit codes."
         if is_media
         else "The agent has started others, and no job is lost."
         + (
             " Check the memory of the host and"
-            if any(CAUSES["killed"] in one.text for one in line)
+            if CAUSES["killed"] in causes
             else " See"
         )
         + " the agent's log.",
