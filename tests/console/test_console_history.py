@@ -20,6 +20,7 @@ from recorded import QUEUES, record
 from served import app_of, serving, visiting
 from tests.kit.waiting import wait_true
 
+from headrace.console.history import MARK_NAMES
 from headrace.console.screens.overview import RoomRates, media_card
 from headrace.console.stored import newest_minute, read_minute
 from headrace.console.views import Rates
@@ -68,6 +69,32 @@ TICKS_OF = """([unit, values]) => {
     figure.remove();
     done(window.drawnTexts.filter((text) => text.trim()));
   }));
+}"""
+SHAPES_OF_KINDS = """(kinds) => kinds.map((kind) => {
+  const sign = document.createElement("i");
+  sign.className = `kind ${kind}`;
+  document.body.append(sign);
+  const shape = getComputedStyle(sign).clipPath;
+  sign.remove();
+  return shape;
+})"""
+SIGN_OF_OUTAGE = """() => {
+  const figure = document.querySelector("[data-chart='views_hits-stack']");
+  const canvas = figure.querySelector("canvas");
+  const over = figure.querySelector(".u-over");
+  const marks = JSON.parse(document.querySelector("[data-live='board:marks']").textContent);
+  const outage = marks.find((mark) => mark.kind === "outage");
+  const { xs, step } = JSON.parse(figure.querySelector("[data-live]").textContent);
+  const share = (outage.at - xs[0]) / (xs[xs.length - 1] + step - xs[0]);
+  const ratio = devicePixelRatio;
+  const [box, area] = [canvas.getBoundingClientRect(), over.getBoundingClientRect()];
+  const x = area.left - box.left + share * area.width;
+  const y = area.top - box.top;
+  const [left, width] = [Math.round((x - 3) * ratio), Math.round(6 * ratio) + 1];
+  const row = Math.round((y + 7) * ratio);
+  const { data } = canvas.getContext("2d").getImageData(left, row, width, 1);
+  const isDrawn = (at) => data[4 * at + 3] > 200 && data[4 * at] > data[4 * at + 1];
+  return [isDrawn(0), isDrawn(width - 1)];
 }"""
 PICTURES = "HISTORY_PICTURES"
 """Environment variable with a folder: then every board is also written there as a picture."""
@@ -266,6 +293,17 @@ async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
         assert "deploy: api started on alpha, version 0.2.0" in text
         # Two minutes are one step of six hours: a start is not known to the second.
         assert re.search(r"in the 2 min from [\d-]{10} \d\d:\d\d UTC\s+deploy: api", text)
+
+
+async def test_every_kind_of_marks_has_a_sign_of_its_own_in_charts_and_legend(open_tab):
+    async with open_tab() as screen:
+        await screen.open("/console/views?range=6h")
+        await drawn(screen, "views_hits-stack")
+        shapes = await screen.page.evaluate(SHAPES_OF_KINDS, list(MARK_NAMES))
+        assert all(shape.startswith("polygon(") for shape in shapes), shapes
+        assert len(set(shapes)) == len(MARK_NAMES)
+        # The mark of an outage is a square: the corners of its sign have its color.
+        assert await screen.page.evaluate(SIGN_OF_OUTAGE) == [True, True]
 
 
 def marks_of(text):

@@ -5,7 +5,6 @@
 const headraceCharts = (() => {
   const drawn = new Map();
   const TONES = { bad: "--bad", warn: "--warn", good: "--good", muted: "--muted" };
-  const MARKS = { start: "--muted", deploy: "--accent", plan: "--chart-3", alert: "--warn", restart: "--warn", deaths: "--bad", outage: "--bad" };
   const PERCENTILES = { p50: "--chart-1", p90: "--chart-6", p99: "--chart-2" };
   // Distances of ticks, by unit: whole values get whole ticks, times those of clocks.
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
@@ -23,6 +22,7 @@ const headraceCharts = (() => {
   const HEIGHT = 176;
   const BOARD_HEIGHT = 150;
   const NEAR_PX = 7;
+  const SIGN_PX = 9;
 
   // Resolves light-dark(), which canvas does not support.
   let resolved = new Map();
@@ -35,6 +35,20 @@ const headraceCharts = (() => {
       probe.remove();
     }
     return resolved.get(name);
+  };
+  // The sign of a kind of marks as its legend has it: a color, and points from 0 to 1.
+  let signs = new Map();
+  const signOf = (kind) => {
+    if (!signs.has(kind)) {
+      const probe = document.createElement("i");
+      probe.className = `kind ${kind}`;
+      document.body.append(probe);
+      const { backgroundColor, clipPath } = getComputedStyle(probe);
+      const numbers = [...clipPath.matchAll(/([\d.]+)(?:%|px)/g)].map(([, share]) => Number(share) / 100);
+      signs.set(kind, { color: backgroundColor, points: numbers.flatMap((x, at) => (at % 2 ? [] : [[x, numbers[at + 1]]])) });
+      probe.remove();
+    }
+    return signs.get(kind);
   };
   const faded = (text, share) => text.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
 
@@ -181,7 +195,8 @@ const headraceCharts = (() => {
     ctx.clip();
     for (const mark of marksOf(state)) {
       const left = Math.round(plot.valToPos(mark.at, "x", true)) + 0.5;
-      ctx.fillStyle = ctx.strokeStyle = colour(MARKS[mark.kind] ?? "--muted");
+      const { color, points } = signOf(mark.kind);
+      ctx.fillStyle = ctx.strokeStyle = color;
       if (mark.until) {
         ctx.globalAlpha = 0.14;
         ctx.fillRect(left, bbox.top, Math.max(ratio, plot.valToPos(mark.until, "x", true) - left), bbox.height);
@@ -193,10 +208,9 @@ const headraceCharts = (() => {
       ctx.moveTo(left, bbox.top);
       ctx.lineTo(left, bbox.top + bbox.height);
       ctx.stroke();
+      const size = SIGN_PX * ratio;
       ctx.beginPath();
-      ctx.moveTo(left - 4 * ratio, bbox.top);
-      ctx.lineTo(left + 4 * ratio, bbox.top);
-      ctx.lineTo(left, bbox.top + 6 * ratio);
+      for (const [x, y] of points) ctx.lineTo(left + (x - 0.5) * size, bbox.top + y * size);
       ctx.fill();
     }
     ctx.restore();
@@ -363,6 +377,7 @@ const headraceCharts = (() => {
 
   const recolour = () => {
     resolved = new Map();
+    signs = new Map();
     for (const [, { plot }] of drawn) plot.destroy();
     drawn.clear();
     drawAll();
