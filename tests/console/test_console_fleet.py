@@ -56,3 +56,12 @@ async def test_cards_and_table_of_the_fleet_are_of_one_moment(at, monkeypatch):
     monkeypatch.setattr(store.fleet, "fleet_load", run_meanwhile)
     page = (await at.get("/console/jobs?q=one-moment")).text
     assert re.search(r'data-live="rate"[^>]*><strong class="v ">0/s<', page), "none in the table"
+
+
+async def test_a_due_job_is_waiting_in_every_place(at):
+    await at.app.jobs.queues.create("one-word")
+    job_id = await at.app.jobs.enqueue(NewJob(queue="one-word"))
+    for path in ("jobs?state=ready&queue=one-word", f"jobs/{job_id}"):
+        page = (await at.get(f"/console/jobs/{path}")).text.partition("<main")[2]
+        assert re.search(r'<span class="chip [a-z]*">waiting</span>', page), path
+        assert not re.search(r">\s*ready\s*<", page), path

@@ -170,7 +170,7 @@ JOB_ACTIONS: Final[tuple[Action, ...]] = (
     _bulk_action(
         "cancel",
         "Cancel all matching",
-        "Cancels all matching jobs that are scheduled or ready.",
+        "Cancels all matching jobs that are scheduled or waiting.",
         is_danger=True,
     ),
     _bulk_action(

@@ -62,7 +62,7 @@ def list_workflows(terminal: Terminal, /, name: str | None, **choice: Any) -> No
             (one.queue.partition(".")[2], one.ready, one.scheduled, one.leased, one.failed)
             for one in names
         ]
-        head = ("workflow", "ready", "waiting", "running", "failed")
+        head = ("workflow", "ready", "scheduled", "leased", "failed")
         terminal.show(listing(names, next_cursor=None), table(head, rows))
         return
     page = terminal.run(Jobs, lambda jobs: jobs.workflows.find(name, **choice))
