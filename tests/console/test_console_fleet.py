@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec import structs
 from served import app_of, serving, visiting
 from tests.kit.chaos import PASS, RESET, ChaosProxy
 from tests.kit.queue_counts import add_counts
 from tests.kit.waiting import wait_true
 
+from headrace.console.screens.fleet import QueueRow
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import NewJob, store
+from headrace.jobs.tasks.options import SLOTS_MAX
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +68,22 @@ async def test_a_due_job_is_waiting_in_every_place(at):
         page = (await at.get(f"/console/jobs/{path}")).text.partition("<main")[2]
         assert re.search(r'<span class="chip [a-z]*">waiting</span>', page), path
         assert not re.search(r">\s*ready\s*<", page), path
+
+
+async def test_slots_are_stated_in_words_with_those_that_float(at):
+    app = at.app
+    await app.jobs.queues.create("on-floating")
+    status = await app.jobs.queues.get("on-floating")
+    busy = structs.replace(status, leased=8, is_known=True)
+    row = QueueRow(status=busy, load=None)
+    assert row.is_on_floating
+    assert not QueueRow(status=structs.replace(busy, slots=1), load=None).is_on_floating
+    limits = [(0, SLOTS_MAX), (1, SLOTS_MAX), (0, 4)]
+    shown = [
+        QueueRow(status=structs.replace(busy, slots_min=a, slots_max=b), load=None).slots_limits
+        for a, b in limits
+    ]
+    assert shown == ["any number", "at least 1", "0 to 4"]
+    page = (await at.get("/console/jobs?q=on-floating")).text
+    assert "Assigned slots" in page
+    assert '<span class="muted">any number</span>' in page

@@ -71,9 +71,17 @@ class QueueRow:
         return self.load is not None and self.load > 1 and self.status.ready > 0
 
     @property
-    def slots_most(self) -> str:
-        """Maximum of slots, as text."""
-        return "any" if self.status.slots_max >= SLOTS_MAX else str(self.status.slots_max)
+    def slots_limits(self) -> str:
+        """Minimum and maximum of slots, as text."""
+        least, most = self.status.slots_min, self.status.slots_max
+        if most >= SLOTS_MAX:
+            return f"at least {least}" if least else "any number"
+        return f"{least} to {most}"
+
+    @property
+    def is_on_floating(self) -> bool:
+        """Whether jobs are in progress although no slot is assigned to the queue."""
+        return self.status.is_known and self.status.leased > 0 and not self.status.slots
 
     @property
     def tone(self) -> str:
@@ -349,6 +357,11 @@ class HostRow:
     busy: int
     groups: Sequence[SlotGroup]
 
+    @property
+    def bound(self) -> int:
+        """Slots that belong to a queue."""
+        return sum(group.slots for group in self.groups if group.queue is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsShown:
@@ -370,7 +383,7 @@ class HostsShown:
     @property
     def bound(self) -> int:
         """Those that belong to a queue."""
-        return sum(slot.queue is not None for row in self.alive for slot in row.host.slots)
+        return sum(row.bound for row in self.alive)
 
     @property
     def busy(self) -> int:
@@ -378,8 +391,13 @@ class HostsShown:
         return sum(row.busy for row in self.alive)
 
     @property
+    def floating(self) -> int:
+        """Those that serve any queue."""
+        return self.slots - self.bound
+
+    @property
     def capacity(self) -> int:
-        """Slots that hosts that are alive may have."""
+        """Assigned slots that hosts that are alive may have."""
         return sum(row.host.capacity for row in self.alive)
 
 
