@@ -21,9 +21,9 @@ from served import app_of, serving, visiting
 from tests.kit.waiting import wait_true
 
 from headrace.console.history import MARK_NAMES
-from headrace.console.screens.overview import RoomRates, media_card
+from headrace.console.screens.overview import RoomRates, fetch_card, media_card
 from headrace.console.stored import newest_minute, read_minute
-from headrace.console.views import Rates
+from headrace.console.views import PanelData, Rates
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.sql import Query
 from headrace.jobs.store import fleet as fleet_store
@@ -184,6 +184,10 @@ async def test_until_rates_are_measured_those_of_the_last_minute_are_shown_with_
     assert float(card.rate) > 0
     unrecorded = media_card(rates, RoomRates(rates, None), is_installed=True)
     assert (unrecorded.rate, unrecorded.at) == ("measuring", "")
+    # Without an import no photo was requested, so there is no rate that could be unknown.
+    fetch = fetch_card(rates, RoomRates(rates, None), PanelData([]))
+    assert (fetch.rate, fetch.unit) == ("no photos yet", "")
+    assert fetch.command.startswith("headrace fetch catalogue run ")
 
 
 async def test_every_room_draws_its_minutes(open_tab):

@@ -59,6 +59,8 @@ class System:
     facts: Sequence[tuple[str, str]]
     error: str | None = None
     is_installed: bool = True
+    command: str = ""
+    """An example of a first use, where there was none yet."""
     link: tuple[str, str] | None = None
     """Path below /console and text of a list that belongs to the facts."""
 
@@ -129,16 +131,18 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
     """Fetch: photo rate and active runs."""
     per_s = rates.rate_per_s("fetch_photos_total")
     received_per_s = given.shown(rates.rate_per_s("fetch_received_bytes_total"), "fetch_bytes")
-    under_way = UNKNOWN
+    under_way, is_unused = UNKNOWN, False
     if runs is not None and runs.value is not None:
+        is_unused = not runs.value and not per_s
         under_way = format_count(sum(run.ended_at is None for run in runs.value))
     return System(
         name="fetch",
         what="sellers' catalogues and photos → items",
-        rate=given.text(given.shown(per_s, "fetch_photos")),
-        at=given.at(per_s),
+        rate="no photos yet" if is_unused else given.text(given.shown(per_s, "fetch_photos")),
+        at="" if is_unused else given.at(per_s),
         recent=rates.note("fetch", per_s),
-        unit="photos/s",
+        unit="" if is_unused else "photos/s",
+        command="headrace fetch catalogue run shop.yml --customer SHOP" if is_unused else "",
         facts=[
             ("received", given.bytes_text(received_per_s)),
             ("active runs", under_way),
