@@ -87,3 +87,13 @@ async def test_slots_are_stated_in_words_with_those_that_float(at):
     page = (await at.get("/console/jobs?q=on-floating")).text
     assert "Assigned slots" in page
     assert '<span class="muted">any number</span>' in page
+
+
+async def test_a_page_of_customers_is_bounded(at):
+    for number in range(21):
+        name = f"bounded-{number:02d}"
+        await at.app.fetch.customers.set(name, starts_max=10, window_s=1.0, connections=1)
+    page = (await at.get("/console/fetch/customers?match=bounded-")).text
+    assert ("bounded-19" in page, "bounded-20" in page, "Next page" in page) == (True, False, True)
+    following = (await at.get("/console/fetch/customers?match=bounded-&after=bounded-19")).text
+    assert "bounded-20" in following

@@ -114,7 +114,7 @@ async def site(tmp_path_factory, running_engines):
             yield app, address
 
 
-async def test_a_minute_without_growth_gives_no_rates(served):
+async def test_a_minute_without_growth_gives_no_rates_and_no_charts(served):
     app = served[0]
     written = "INSERT INTO headrace.history_minute (at, host, writer, center, seconds, sums, peaks)"
     moment = "date_trunc('minute', now()) - interval '2 min'"
@@ -122,6 +122,10 @@ async def test_a_minute_without_growth_gives_no_rates(served):
     await app.engines.postgres.run(Query("minute", "", minute, ()))
     context = SimpleNamespace(history=app.history, now_at=datetime.now(UTC))
     assert await read_minute(context) is None
+    async with visiting(*served) as visitor:
+        page = (await visitor.get("/console/views?range=6h")).text
+    assert "Nothing in this time: Hits, " in page
+    assert 'data-chart="views_hits-stack"' not in page
     await app.engines.postgres.run(Query("minute", "", "DELETE FROM headrace.history_minute", ()))
 
 
