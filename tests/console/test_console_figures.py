@@ -32,9 +32,11 @@ from headrace.console.screens.health_rooms import (
     views_issues,
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
+from headrace.console.screens.overview import card_error
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import (
     KEPT_WAIT_S,
+    NO_ANSWER,
     NO_DATA,
     Chart,
     Line,
@@ -211,7 +213,16 @@ def test_restarts_and_deaths_of_the_history_are_issues_by_host_and_role():
     )
     assert slots.text == "3 slots died in the last hour, most recently in the minute 12:09 UTC"
     assert slots.cause == "2 exited, 1 killed", "the causes of all that are counted"
+    assert "`journalctl -u headrace-agent`" in slots.fix, "where the log is"
     assert list(death_issues(PanelData(error="no data"))) == []
+
+
+def test_a_slow_read_is_stated_in_the_health_and_not_on_each_card():
+    assert card_error(NO_ANSWER) == "no data, see Health"
+    assert card_error("a key is missing: check it with `headrace doctor`, then try again") == (
+        "a key is missing"
+    )
+    assert card_error(None) == ""
 
 
 def test_a_late_archive_and_a_damaged_base_are_issues_with_their_fix():

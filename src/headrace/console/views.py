@@ -224,6 +224,7 @@ Arguments = ParamSpec("Arguments")
 Changed = TypeVar("Changed")
 PANEL_S: Final = 3.0
 """Timeout of one panel; the rest of the page does not wait longer for it."""
+NO_ANSWER: Final = f"no answer within {PANEL_S:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +415,7 @@ async def attempt(
     try:
         return PanelData(value=await asyncio.wait_for(call(*args, **kwargs), PANEL_S))
     except TimeoutError:
-        return PanelData(error=f"no answer within {PANEL_S:.0f} s", is_slow=True)
+        return PanelData(error=NO_ANSWER, is_slow=True)
     except HeadraceError as error:
         return PanelData(error=error.public_text)
 

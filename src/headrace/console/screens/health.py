@@ -271,7 +271,7 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             text=f"{jobs} requeued in the last {format_duration(load.value.span_s)} after their"
             " worker died",
             fix="No job is lost: they run again. A job that crashes its process repeatedly is"
-            " quarantined. The agent's log has the cause.",
+            f" quarantined. The cause is in {log_of('agent')}.",
         )
 
 
@@ -350,9 +350,15 @@ def _of_restarts(line: Sequence[Mark]) -> Issue:
         text=f"{keeps}started again at {at} UTC"
         + (f", {len(line)} times in the last hour" if len(line) > 1 else ""),
         cause=last.text if not last.role else "",
-        fix="If nobody restarted it, its log on that host has the exit code:"
-        f" `journalctl -u headrace-{last.role or '*'}` for a unit of systemd, `logs/up.log` in the"
-        " data folder for `headrace up`.",
+        fix=f"If nobody restarted it, the exit code is in {log_of(last.role or '*')}.",
+    )
+
+
+def log_of(role: str) -> str:
+    """Where the log of a role is, as the end of a sentence."""
+    return (
+        f"the log of the role on that host: `journalctl -u headrace-{role}` for a unit of systemd,"
+        " `logs/up.log` in the data folder for `headrace up`"
     )
 
 
@@ -369,15 +375,11 @@ def _of_deaths(line: Sequence[Mark]) -> Issue:
         href=f"{PREFIX}/media" if is_media else f"{PREFIX}/jobs/hosts",
         text=f"{noun} died in the last hour, most recently in the minute {last.at:%H:%M} UTC",
         cause=causes_text(causes),
-        fix="They were started again. The log of the role has the exit codes."
+        fix=f"They were started again. The exit codes are in {log_of('media')}."
         if is_media
         else "The agent has started others, and no job is lost."
-        + (
-            " Check the memory of the host and"
-            if CAUSES["killed"] in causes
-            else " See"
-        )
-        + " the agent's log.",
+        + (" Check the memory of the host and" if CAUSES["killed"] in causes else " See")
+        + f" {log_of('agent')}.",
     )
 
 

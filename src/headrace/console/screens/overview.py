@@ -24,7 +24,16 @@ from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
 from headrace.console.stored import StoredMinute, newest_minute, recent_marks
-from headrace.console.views import NO_DATA, PanelData, Rates, Room, Screen, ViewContext, attempt
+from headrace.console.views import (
+    NO_ANSWER,
+    NO_DATA,
+    PanelData,
+    Rates,
+    Room,
+    Screen,
+    ViewContext,
+    attempt,
+)
 from headrace.engines.backup.service import BackupsState
 from headrace.engines.commit_wait import CommitWait, find_commit_wait
 from headrace.fetch.i18n import Texts
@@ -268,8 +277,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         media_card(rates, given, is_installed=True),
     ]
     return {
-        # The health states the remedy.
-        "systems": [replace(one, error=TO_DOCTOR.sub("", one.error or "")) for one in cards],
+        "systems": [replace(one, error=card_error(one.error)) for one in cards],
         "health": health_of(issues),
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
@@ -277,6 +285,11 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         "history": replace(history, error=TO_DOCTOR.sub("", history.error)),
         "cause_characters": health.CAUSE_CHARACTERS,
     }
+
+
+def card_error(error: str | None) -> str:
+    """The error of a card. Health states remedies, and once for all cards that reads are slow."""
+    return "no data, see Health" if error == NO_ANSWER else TO_DOCTOR.sub("", error or "")
 
 
 async def _read(context: ViewContext) -> Sources:
