@@ -124,6 +124,8 @@ async def test_a_minute_without_growth_gives_no_rates_and_no_charts(served):
     assert await read_minute(context) is None
     async with visiting(*served) as visitor:
         page = (await visitor.get("/console/views?range=6h")).text
+        overview = (await visitor.get("/console")).text
+    assert "up to 75 s after they happened" in overview
     assert "Nothing in this time: Hits, " in page
     assert 'data-chart="views_hits-stack"' not in page
     await app.engines.postgres.run(Query("minute", "", "DELETE FROM headrace.history_minute", ()))

@@ -18,7 +18,7 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
-from headrace.console.history import board_of
+from headrace.console.history import MINUTE_S, RECORDED_AFTER_S, board_of
 from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
@@ -279,6 +279,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     return {
         "systems": [replace(one, error=card_error(one.error)) for one in cards],
         "health": health_of(issues),
+        "recorded_after_s": MINUTE_S + RECORDED_AFTER_S,
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
         "engines": found.engines,
