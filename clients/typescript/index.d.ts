@@ -326,7 +326,7 @@ export declare class Headrace {
   listHeldFetchItems(parameters?: { customer?: string | null; after_customer?: string; after_item?: string; limit?: number }, options?: RequestOptions): Promise<HeldAnswer>;
 
   /** List starts of roles, changes of their versions, deaths and outages, oldest first. Without `from`, those of the last hour before `to` or now; the span has at most 30 days. */
-  listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_history_Mark>>;
+  listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_marks_Mark>>;
 
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
   listHottestMedia(parameters?: { limit?: number }, options?: RequestOptions): Promise<Array<HotObject>>;
@@ -948,4 +948,4 @@ export type views_model_Mark = { name: string; from_at: string; to_at?: string |
 
 export type views_model_Verified = { entities: number; views: number; differences: Array<Difference> };
 
-export type web_history_Mark = { at: string; kind: string; text: string; until_at?: string | null; host?: string; role?: string; count?: number };
+export type web_marks_Mark = { at: string; kind: string; text: string; within_s?: number; until_at?: string | null; host?: string; role?: string; count?: number; causes?: Record<string, number> };

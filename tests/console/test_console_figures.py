@@ -53,7 +53,7 @@ from headrace.fetch.service.lookup import Trouble
 from headrace.jobs.fleet.alerts import HOST_RULE, QUEUE_RULES
 from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
-from headrace.web.history import CAUSES, Mark
+from headrace.web.marks import CAUSES, Mark
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -48,7 +48,7 @@ from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.jobs.model import Job, JobState
 from headrace.kernel.terminal import is_visible, pluralize
 from headrace.media.model import DiskConfig, MediaConfig
-from headrace.web.history import Mark
+from headrace.web.marks import Mark
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -11,16 +11,8 @@ from recording_host import Host, known
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import Query
-from headrace.web.history import (
-    CAUSES,
-    MINUTES_KEPT_S,
-    SERIES,
-    History,
-    InvalidSpan,
-    Mark,
-    percentile_s,
-    span_of,
-)
+from headrace.web.history import MINUTES_KEPT_S, SERIES, History, InvalidSpan, percentile_s, span_of
+from headrace.web.marks import CAUSES, Mark
 from headrace.web.recorder import Snapshot
 
 ROWS_PER_MINUTE_MAX = 1

@@ -27,7 +27,8 @@ from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
 from headrace.jobs.fleet.state import Decision, QueueStep
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import ALL, InvalidSpan, Mark, SeriesHistory, Span, span_of
+from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
+from headrace.web.marks import Mark
 
 RANGES: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
 RECORDED_AFTER_S: Final = 15

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from headrace.console.history import RECORDED_AFTER_S
 from headrace.console.views import PanelData, ViewContext, attempt
-from headrace.web.history import Mark
+from headrace.web.marks import Mark
 
 Value = TypeVar("Value")
 LOOKED_BACK: Final = timedelta(minutes=10)

@@ -22,7 +22,8 @@ guard        checks and headers of every request, CORS
 auth         authentication and scopes           tokens       API tokens and their store
 sessions     console sessions and the audit log  limits       connection and request limits
 history      the minute history                   recorder     its writer, one per host
-outages      outages of engines as each host saw them, and their marks
+outages      outages of engines as each host saw them, joined
+marks        what happened at a time: starts, deaths, outages
 routes       parameter checks and OpenAPI        bodies       strict JSON bodies
 cli          commands
 """

@@ -24,8 +24,8 @@ import msgspec
 from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import InvalidInput
-from headrace.kernel.terminal import pluralize
-from headrace.web.outages import EngineOutage, JoinedOutage, join_outages, read_outages
+from headrace.web.marks import CAUSES, Mark, of_deaths, of_outage
+from headrace.web.outages import EngineOutage, join_outages, read_outages
 
 SQL: Final = load_queries("headrace.web")
 MINUTES_KEPT_S: Final = 48 * 3_600.0
@@ -98,20 +98,6 @@ SERIES: Final[Mapping[str, Series]] = {
 }
 
 
-CAUSES: Final[Mapping[str, str]] = {
-    "killed": "killed by SIGKILL, as Linux does if memory is short",
-    "crashed": "crashed by a signal",
-    "exited": "ended by their own code",
-    "died": "exit status unknown",
-}
-"""Deaths of slots by value of `how`; slots that left, or ran over a timeout, are not among them."""
-
-MARK_ORDER: Final = {"start": 0, "deploy": 0, "deaths": 2, "restart": 3}
-"""Places of kinds at one time; all others are 1."""
-ENDS_STEP: Final = ("deaths", "restart")
-"""Kinds that are recorded by step and sorted to its end."""
-
-
 class InvalidSpan(InvalidInput):
     """The span of a history, its series or its parts are not valid."""
 
@@ -143,34 +129,6 @@ class SeriesHistory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     unit: str
     lines: list[HistoryLine]
     buckets: Buckets | None = None
-
-
-class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened.
-
-    `start`, `deploy` (a version changed) or `restart` (neither) of roles, `outage` of an engine, or
-    `deaths` of slots or of processes of a media node. Starts and deaths are recorded by step.
-    """
-
-    at: datetime
-    kind: str
-    text: str
-    within_s: int = 0
-    """It happened at some time in this many seconds from `at` on; 0: at `at`."""
-    until_at: datetime | None = None
-    host: str = ""
-    role: str = ""
-    """The role that died or started again; empty if several did."""
-    count: int = 0
-    """Slots or processes that died."""
-    causes: dict[str, int] = {}
-    """Their number by cause, or by kind of process."""
-
-    @property
-    def order(self) -> tuple[datetime, int]:
-        """Sort key: starts at the begin of their step, deaths and then restarts at its end."""
-        ends = self.within_s if self.kind in ENDS_STEP else 0
-        return self.at + timedelta(seconds=ends), MARK_ORDER.get(self.kind, 1)
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,7 +244,7 @@ class History:
         outages = await read_outages(self._postgres, from_at=span.from_at, to_at=span.to_at)
         found = [
             *_starts(span, table.values[STARTS], table.values[RESTARTS]),
-            *(_of_outage(one) for one in join_outages(outages, table.witness_of(outages))),
+            *(of_outage(one) for one in join_outages(outages, table.witness_of(outages))),
             *_deaths(span, table.values),
         ]
         return sorted(found, key=lambda mark: mark.order)[-MARKS_MAX:]
@@ -482,37 +440,6 @@ def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:
                 counts = {text: round(keys[key][index]) for key, text in names.items()}
                 causes = {text: count for text, count in counts.items() if count}
                 if causes:
-                    yield _of_deaths(span, index, host=host, role=role, causes=causes)
-
-
-def _of_deaths(span: Span, index: int, *, host: str, role: str, causes: dict[str, int]) -> Mark:
-    died = sum(causes.values())
-    if role == "media":
-        noun = f"{pluralize(died, 'process', 'processes')} of the media node"
-    else:
-        noun = pluralize(died, "slot")
-    return Mark(
-        at=span.start_of(index),
-        within_s=span.step_s,
-        kind="deaths",
-        text=f"{noun} died on {host}: {causes_text(causes)}",
-        host=host,
-        role=role,
-        count=died,
-        causes=causes,
-    )
-
-
-def causes_text(causes: Mapping[str, int]) -> str:
-    """`2 killed, 1 crashed`."""
-    return ", ".join(f"{count} {cause}" for cause, count in causes.items())
-
-
-def _of_outage(one: JoinedOutage) -> Mark:
-    return Mark(
-        at=one.began_at,
-        until_at=one.until_at,
-        kind="outage",
-        text=one.text,
-        host=one.hosts[0] if len(one.hosts) == 1 else "",
-    )
+                    yield of_deaths(
+                        span.start_of(index), span.step_s, host=host, role=role, causes=causes
+                    )

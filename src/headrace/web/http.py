@@ -23,7 +23,8 @@ from headrace.kernel.errors import HeadraceError, error_table, kind_of
 from headrace.kernel.metrics import merged_metrics
 from headrace.kernel.resilience import RoleDeaths
 from headrace.kernel.routes import PAGE_ROWS_MAX, routes_in
-from headrace.web.history import History, HistoryAnswer, InvalidSpan, Mark
+from headrace.web.history import History, HistoryAnswer, InvalidSpan
+from headrace.web.marks import Mark
 from headrace.web.model import ALL_SCOPES, ANY_SCOPE, Application, RouteUnknown
 from headrace.web.problems import UnexpectedError, title_of
 from headrace.web.sessions import Audit, AuditLine

@@ -29,7 +29,7 @@ from headrace.jobs.fleet.state import (
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import CAUSES, Mark, causes_text
+from headrace.web.marks import CAUSES, Mark, causes_text
 from headrace.web.role_secrets import RoleSecret, differing
 
 ALERTS_SHOWN: Final = 5

@@ -24,7 +24,7 @@ from headrace.console.views import (
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S
 from headrace.media.model import SOURCES, STAGES, STATUSES, MediaConfig, MediaObject
-from headrace.web.history import Mark
+from headrace.web.marks import Mark
 
 NAMES_MAX: Final = 512
 HOTTEST_MAX: Final = 10

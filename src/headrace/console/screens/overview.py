@@ -42,8 +42,8 @@ from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
-from headrace.web.history import Mark
 from headrace.web.http import check_engines
+from headrace.web.marks import Mark
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
 MEASURING: Final = "measuring"
