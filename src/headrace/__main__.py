@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
-from collections.abc import Sequence
+
+# `python -m` puts the current folder first, where a file such as queue.py would hide a module that
+# Headrace imports. `load_app` adds the folder for the application.
+_folder = os.getcwd()  # noqa: PTH109 - pathlib imports such modules
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [_folder]:
+    del sys.path[0]
+
+from collections.abc import Sequence  # noqa: E402 - after the folder is removed
 
 # Imported objects are permanent, so collecting garbage during imports only wastes CPU.
 gc.disable()

@@ -253,6 +253,26 @@ def headrace(*words, folder, **env):
     )
 
 
+def test_files_named_like_modules_of_python_are_named_if_they_break_an_import(tmp_path):
+    for name in ("queue.py", "secrets.py", "cmd.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    (tmp_path / "shop.py").write_text(FILES["shop.py"])
+    # Importing `pdb` imports `cmd`.
+    (tmp_path / "early.py").write_text("import pdb\n" + FILES["shop.py"])
+    (tmp_path / "late.py").write_text(
+        "from headrace import Headrace\nclass Late(Headrace):\n"
+        "    def use_flags(self, flags):\n        import pdb\napp = Late()\n"
+    )
+    texts = (f"cmd.py in {tmp_path} hides Python's module 'cmd': rename it",)
+    expected = {"early": "cli.module_hidden", "late": "cli.module_hidden"}
+    expected["shop"] = "engines.not_running"
+    started = {name: headrace("work", f"{name}:app", folder=tmp_path) for name in expected}
+    for name, process in started.items():
+        _, err = process.communicate(timeout=60)
+        shown = texts if name != "shop" else ()
+        require_answer(process.returncode, err.decode(), Mistake("work", expected[name], shown))
+
+
 def test_a_closed_pipe_ctrl_c_and_a_poor_locale_are_no_faults(folder):
     piped = headrace("config", "show", folder=folder)
     piped.stdout.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -40,6 +41,12 @@ class AppBroken(InvalidInput):
     """The module of the application raises an error on import."""
 
     code = "cli.app_broken"
+
+
+class ModuleHidden(InvalidInput):
+    """A file of the current folder hides a module of Python, so that an import fails."""
+
+    code = "cli.module_hidden"
 
 
 class App(Protocol):
@@ -137,6 +144,8 @@ def load_app(name: str) -> App:
     except HeadraceError:
         raise
     except Exception as error:
+        if file := hiding_file(error):
+            raise module_hidden(file) from error
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             raise AppBroken(
@@ -191,6 +200,30 @@ def _hiding(module_name: str) -> str:
     return (
         f"; {first!r} is a module of Python's standard library and hides a file of that name:"
         " rename yours, such as to site_app.py"
+    )
+
+
+def hiding_file(error: Exception) -> Path | None:
+    """The file or package of the current folder that hides a standard module and caused `error`.
+
+    Python then reports that the module lacks a name or a submodule.
+    """
+    if not isinstance(error, ImportError | AttributeError):
+        return None
+    for name in sys.stdlib_module_names & sys.modules.keys():
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        place = file.parent if file.name == "__init__.py" else file
+        if place.parent == Path.cwd() and re.search(rf"'{re.escape(name)}[.']", str(error)):
+            return place
+    return None
+
+
+def module_hidden(place: Path) -> ModuleHidden:
+    """The error for a file or package that hides a standard module."""
+    folder = "" if place.suffix else "folder "
+    return ModuleHidden(
+        f"{folder}{place.name} in {place.parent} hides Python's module {place.stem!r}: rename it,"
+        f" such as to my_{place.name}"
     )
 
 

@@ -17,7 +17,13 @@ from typing import Final
 
 import click
 
-from headrace.cli.app_context import App, CommandLine, discard_output
+from headrace.cli.app_context import (
+    App,
+    CommandLine,
+    discard_output,
+    hiding_file,
+    module_hidden,
+)
 from headrace.cli.examples import EXAMPLES, add_examples
 from headrace.cli.root import Root, suggestion, unknown_command
 from headrace.kernel.errors import (
@@ -159,6 +165,13 @@ def error_of(error: Exception) -> HeadraceError:
     if isinstance(error, OSError) and error.errno in FILE_FIXES:
         what = f"{error.filename}: " if error.filename is not None else ""
         return FileUnusable(f"{what}{error.strerror}: {FILE_FIXES[error.errno]}")
+    return unexpected(error)
+
+
+def unexpected(error: Exception) -> HeadraceError:
+    """The error for an exception without a text of its own."""
+    if file := hiding_file(error):
+        return module_hidden(file)
     traceback.print_exception(error)
     return InternalError(
         f"{type(error).__name__}: {error}: this is a fault of Headrace: report it with the lines"

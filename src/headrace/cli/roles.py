@@ -165,7 +165,7 @@ def headrace_command(line: CommandLine) -> list[str]:
     options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
     options += ["--config", line.config_file] if line.config_file else []
     # Unbuffered, so output of the application appears in logs immediately.
-    return [sys.executable, "-u", "-m", "headrace", *options]
+    return [sys.executable, "-P", "-u", "-m", "headrace", *options]
 
 
 async def declare(app: App) -> dict[str, int]:

@@ -348,7 +348,7 @@ log = logger(__name__)
 def watch_code() -> int:
     """Run this command line without `--reload`, restart it on changes; return its exit code."""
     configure_logs("reload")
-    command = [sys.executable, "-u", "-m", "headrace"]
+    command = [sys.executable, "-P", "-u", "-m", "headrace"]
     command += [word for word in sys.argv[1:] if word != "--reload"]
     stopping: list[int] = []
 

@@ -252,7 +252,7 @@ class Supervisor:
         link = MessageConnection(decode_report, partial(self._take_report, child), lost.set)
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
             process = await ChildProcess.start(
                 command, leads_session=False, files=(theirs.fileno(), *child.files)
             )
