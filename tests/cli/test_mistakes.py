@@ -24,13 +24,20 @@ from headrace.__main__ import main
 from headrace.engines.embedded.data_folder import FolderLock
 from headrace.kernel.errors import error_table
 
+APP = "from headrace import Headrace\napp = Headrace()\n"
 FILES = {
-    "shop.py": "from headrace import Headrace\napp = Headrace()\n",
+    "shop.py": APP,
     "empty.py": "",
     "factory.py": "from headrace import Headrace\ndef make():\n    return Headrace()\n",
     "failing.py": "raise RuntimeError('the password is not set')\n",
     "needy.py": "import no_such_library\n",
     "early.py": "from headrace import Headrace\n\napp = Headrace()\napp.jobs.enqueue('a')\n",
+    "tasked.py": f"{APP}@app.task('mail', retry=3)\ndef mail(to): ...\n",
+    "flow.py": f"{APP}@app.workflow('order', retry=3)\ndef order(ctx): ...\n",
+    "timed.py": f"{APP}@app.cron('0 4 * * *', time_out='1m')\ndef nightly(): ...\n",
+    "queued.py": f"{APP}app.queue('review', limter='a')\n",
+    "limits.py": f"{APP}app.limiter('smtp', rates='600/m')\n",
+    "shared.py": f"{APP}import tasked\n",
     "site/web.py": "from headrace import Headrace\nbackend = Headrace()\n",
     "key.toml": "[web]\nlisen = '127.0.0.1:8080'\n",
     "section.toml": "[wep]\nlisten = '127.0.0.1:8080'\n",
@@ -134,6 +141,12 @@ MISTAKES = [
     Mistake("up failing:app", "cli.app_broken", ("failing.py", "the password is not set")),
     Mistake("up needy:app", "cli.app_broken", ("needy.py", "No module named 'no_such_library'")),
     Mistake("up early:app", "cli.app_broken", ("early.py", "before engines run", "@app.task")),
+    Mistake("up tasked:app", "jobs.invalid_task", ("tasked.py:3: task 'mail'", "mean retries?")),
+    Mistake("up shared:app", "jobs.invalid_task", ("tasked.py:3: task 'mail'", "mean retries?")),
+    Mistake("up flow:app", "jobs.invalid_task", ("flow.py:3: task 'workflow.order'", "retries?")),
+    Mistake("up timed:app", "jobs.invalid_task", ("timed.py:3: task 'cron.nightly'", "timeout?")),
+    Mistake("up queued:app", "jobs.invalid_task", ("queued.py:3: queue 'review'", "limiter?")),
+    Mistake("up limits:app", "jobs.invalid_task", ("limits.py:3: limiter 'smtp'", "mean rate?")),
     # Settings.
     setting("absent.toml", "no such file", words="config show --config absent.toml"),
     setting(
@@ -185,8 +198,8 @@ def require_answer(code, err, mistake):
 def test_a_mistake_is_answered_with_the_fix(folder, monkeypatch, capfd, mistake):
     for name, text in mistake.env.items():
         monkeypatch.setenv(name, text)
-    for name in ("shop", "empty", "factory", "failing", "needy", "site", "site.web"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in FILES:
+        monkeypatch.delitem(sys.modules, name.partition(".")[0].replace("/", "."), raising=False)
     lock = FolderLock(folder / "used")
     if "used" in mistake.words:
         (folder / "used").mkdir(mode=0o700)

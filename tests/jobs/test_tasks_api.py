@@ -47,7 +47,11 @@ async def handle():
         ({"aliases": ["é"]}, "names such as 'é'"),
         ({"aliases": "old"}, "aliases: expected a list of names"),
         ({"tag": ""}, "names such as ''"),
-        ({"retry": 1}, r"unknown options \['retry'\]"),
+        (
+            {"retry": 1},
+            r"^task 'q': no option 'retry', did you mean retries\? \(options: aliases, ",
+        ),
+        ({"frob": 1, "nap": 2}, r"no option 'frob'; no option 'nap' \(options"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options, text):

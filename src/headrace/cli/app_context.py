@@ -141,7 +141,8 @@ def load_app(name: str) -> App:
             f"application {name!r} uses an engine while its module is imported, before engines run:"
             f" move the call into a function; a task is declared by @app.task:\n{_traceback(error)}"
         ) from error
-    except HeadraceError:
+    except HeadraceError as error:
+        error.text = _place(error) + error.text
         raise
     except Exception as error:
         if file := hiding_file(error):
@@ -229,17 +230,35 @@ def module_hidden(place: Path) -> ModuleHidden:
 
 def _traceback(error: Exception) -> str:
     """The error with the stack frames of the user's own files."""
-    ours = str(Path(__file__).parents[1])
+    # If the application is an installed package, keep all frames.
+    frames = _own_frames(error) or _frames(error)
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()
+
+
+def _place(error: Exception) -> str:
+    """`shop.py:3: `, the user's line that raised `error`; empty if none did."""
+    frames = _own_frames(error)
+    if not frames:
+        return ""
+    file = Path(frames[-1].filename)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{shown}:{frames[-1].lineno}: "
+
+
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """The stack frames in files that are neither of Python nor of an installed package."""
     others = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    frames = [
+    return [frame for frame in _frames(error) if not frame.filename.startswith(others)]
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    ours = str(Path(__file__).parents[1])
+    return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<frozen ", ours, str(importlib.__file__)))
     ]
-    # If the application is an installed package, keep all frames.
-    own = [frame for frame in frames if not frame.filename.startswith(others)] or frames
-    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
-    return "".join(lines).rstrip()
 
 
 if TYPE_CHECKING:

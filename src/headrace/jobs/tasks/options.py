@@ -13,7 +13,7 @@ from headrace.jobs.errors import InvalidCron, InvalidTask
 from headrace.jobs.model import IMPORTANCE_LAST, JOBS_PER_CALL_MAX, WINDOW_S_MAX
 from headrace.kernel import config
 from headrace.kernel.config import parse_as, parse_duration_s
-from headrace.kernel.errors import mismatch
+from headrace.kernel.errors import did_you_mean, mismatch
 from headrace.kernel.ids import USER_ID
 
 TIMEOUT_S_MAX: Final = 7 * 86_400.0
@@ -210,7 +210,7 @@ def checked_decisions(given: object, queue: str) -> dict[str, str | None]:
 
 def declared_limiter(name: str, options: LimiterOptions) -> LimiterDeclared:
     """A limiter's options, checked. Raises: InvalidTask."""
-    require_known(name, options, LimiterOptions)
+    require_known(f"limiter {name!r}", options, LimiterOptions)
     _require_names(name, (name,))
     starts_max, window_s = parse_rate(name, options.get("rate"))
     slack_s = duration_s(name, "slack", options.get("slack", SLACK))
@@ -251,14 +251,13 @@ def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
     return starts_max, window_s
 
 
-def require_known(name: str, options: Mapping[str, Any], kind: type) -> None:
-    """Refuse unknown options. Raises: InvalidTask."""
-    known = get_type_hints(kind)
-    unknown = sorted(options.keys() - known.keys())
+def require_known(subject: str, options: Mapping[str, Any], kind: type) -> None:
+    """Refuse unknown options of `subject`, such as `task 'mail'`. Raises: InvalidTask."""
+    known = sorted(get_type_hints(kind))
+    unknown = sorted(options.keys() - set(known))
     if unknown:
-        raise InvalidTask(
-            f"task {name!r}: unknown options {unknown}: expected some of {sorted(known)}"
-        )
+        texts = [f"no option {option!r}{did_you_mean(option, known)}" for option in unknown]
+        raise InvalidTask(f"{subject}: {'; '.join(texts)} (options: {', '.join(known)})")
 
 
 def require_within(name: str, what: str, value: float, bounds: tuple[float, float]) -> None:

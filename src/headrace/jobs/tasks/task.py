@@ -60,7 +60,7 @@ class Queue:
     version: int = 1
 
     def __init__(self, queue: str, **options: Unpack[QueueOptions]) -> None:
-        require_known(queue, options, QueueOptions)
+        require_known(f"queue {queue!r}", options, QueueOptions)
         self.declared: QueueDeclared = declared_queue(queue, options)
         self.queue = queue
         self.limiter = self.declared.limiter
@@ -254,7 +254,7 @@ class Task(Queue):
     def __init__(
         self, *, queue: str, handler: Callable[..., Any], **options: Unpack[TaskOptions]
     ) -> None:
-        require_known(queue, options, TaskOptions)
+        require_known(f"task {queue!r}", options, TaskOptions)
         named: Any = {
             name: value for name, value in options.items() if name in QueueOptions.__annotations__
         }
