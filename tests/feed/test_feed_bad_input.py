@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from feed_surfaces import client_of
 from tests.views.room_harness import bodies, paths, require_all_refused
+
+from headrace.feed.errors import InvalidFeedId, InvalidFollow, InvalidKind
 
 LONG, HUGE = "x" * 129, "9" * 30
 VIEWERS, VIEWER = "/v1/feed/viewers", "/v1/feed/viewers/7"
@@ -125,3 +129,16 @@ async def test_each_is_refused_and_nothing_changes(engines, feed):
             assert (await client.get(f"{VIEWER}/{name}")).json()["total"] == total
         assert (await client.get(f"{POSTS}/new")).status_code == 404
     assert checked > 105
+
+
+async def test_what_is_no_list_or_no_follow_is_refused(feed):
+    calls = [
+        (InvalidFeedId, "posts 'None': expected a list", feed.posts.import_all(None)),
+        (InvalidFeedId, "follows '5': expected a list", feed.follows.import_all(5)),
+        (InvalidFollow, "expected (viewer, author)", feed.follows.import_all([7])),
+        (InvalidFollow, "expected (viewer, author)", feed.follows.import_all([("7",)])),
+        (InvalidKind, "expected a list of kinds", feed.pages.page(7, kinds=5)),
+    ]
+    for error, text, call in calls:
+        with pytest.raises(error, match=re.escape(text)):
+            await call

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from room import HEAD, LIMITS
 
-from headrace.fetch.errors import CustomerUnknown, InvalidItems
+from headrace.fetch.errors import CustomerUnknown, InvalidItems, ItemUnknown, RunUnknown
 from headrace.fetch.model import RunState, SentItem
 
 
@@ -85,3 +85,18 @@ async def test_many_callers_at_once_lose_no_item(shop):
     assert sum(run.changed for run in runs) == 23
     versions = [(await shop.fetch.items.get("shop", f"i{n}")).version for n in range(7)]
     assert sum(versions) == 30
+
+
+async def test_names_and_items_of_other_types_are_refused(shop):
+    fetch = shop.fetch
+    calls = [
+        (InvalidItems, "expected a list of SentItem, got None", fetch.send_items(None)),
+        (InvalidItems, "/0: expected a SentItem", fetch.send_items([{"item": "a"}])),
+        (ItemUnknown, "customer '5' has no item", fetch.items.get(5, "a")),
+        (ItemUnknown, "has no item '5'", fetch.items.get("shop", 5)),
+        (CustomerUnknown, "customer '5' is not known", fetch.customers.get(5)),
+        (RunUnknown, "no run has the number a", fetch.runs.get("a")),
+    ]
+    for error, text, call in calls:
+        with pytest.raises(error, match=text):
+            await call

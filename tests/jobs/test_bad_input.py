@@ -81,6 +81,29 @@ async def test_one_bad_job_refuses_the_whole_call(jobs, registry, sql):
     assert [row["id"] for row in rows] == [good]
 
 
+async def test_what_is_no_job_is_refused_with_the_call_that_was_meant(jobs, registry):
+    @registry.task("mail")
+    async def mail(to: str): ...
+
+    calls = {
+        "expected a job such as task.job(field=value), got 'nope'": lambda: jobs.enqueue("nope"),
+        "jobs.enqueue(NewJob(queue='nope', payload=...))": lambda: jobs.enqueue("nope", {"a": 1}),
+        "got 'task mail': enqueue into a task by `await task.enqueue(": lambda: jobs.enqueue(mail),
+        "/1: expected a job": lambda: jobs.enqueue_many([mail.job(to="a"), {"to": "b"}]),
+        "expected a list, each of them a job": lambda: jobs.enqueue_many("mail"),
+        "expected a list, each of them a job such as task.job(field=value), got 5": (
+            lambda: jobs.enqueue_many(5)
+        ),
+        "task 'mail': enqueue_many: expected a list of payloads, got None": (
+            lambda: mail.enqueue_many(None)
+        ),
+        "job x does not exist": lambda: jobs.result("x"),
+    }
+    for text, call in calls.items():
+        with pytest.raises(HeadraceError, match=re.escape(text)):
+            await call()
+
+
 async def test_the_largest_call_and_any_json_are_stored(jobs, registry):
     registry.queue("q")
     ids = await jobs.enqueue_many([NewJob(queue="q", payload={"x": "x" * 1000})] * 10_000)

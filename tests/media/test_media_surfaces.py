@@ -138,6 +138,8 @@ async def test_the_service_checks_keys_and_content(blobs):
         await media.objects.put(photo_key(b"other"), b"abd")
     with pytest.raises(InvalidObject, match="expected bytes, got a str"):
         await media.objects.put("a", "text")
+    with pytest.raises(InvalidBlobKey, match="blob key '5' is not valid"):
+        await media.objects.put(5, b"abc")
     with pytest.raises(InvalidPurge, match="neither was given"):
         await media.purges.purge()
     for bad in ("../x", "/x", "a//b", ""):

@@ -119,11 +119,15 @@ class BlobInfo:
 
 def require_key(key: str) -> str:
     """Return `key` if it is a path such as `photos/ab/abcd.jpg`. Raises: InvalidBlobKey."""
-    valid = len(key) <= KEY_CHARACTERS_MAX and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
+    valid = (
+        isinstance(key, str)
+        and len(key) <= KEY_CHARACTERS_MAX
+        and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
+    )
     if not valid:
         raise InvalidBlobKey(
-            f"blob key {key[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined by"
-            " /, none empty or starting with a dot"
+            f"blob key {str(key)[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined"
+            " by /, none empty or starting with a dot"
         )
     return key
 

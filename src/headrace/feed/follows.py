@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres
 from headrace.feed import store
-from headrace.feed.errors import TooManyFollows
+from headrace.feed.errors import InvalidFollow, TooManyFollows
 from headrace.feed.id_map import Cursors, IdMap, require_no_cursor
 from headrace.feed.index import Index
 from headrace.feed.model import (
@@ -24,12 +24,14 @@ from headrace.feed.model import (
     require_many,
     require_since,
 )
+from headrace.kernel.errors import mismatch
 
 Follow = tuple[FeedId, FeedId] | tuple[FeedId, FeedId, datetime | None]
 """A viewer, an author, and the moment of the follow."""
 Row = tuple[datetime, int]
 """The position of a person in a list: since when, and the number."""
 LATEST: Final[Row] = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
+FOLLOW: Final = "(viewer, author) or (viewer, author, since)"
 IMPORT_STEP: Final = 1_000
 PEOPLE_MAX: Final = 1_000
 
@@ -142,7 +144,11 @@ class Follows:
         """
         await self._index.ready()
         count, viewer, part = 0, None, dict[FeedId, datetime | None]()
-        for who, whom, *since in follows:
+        for follow in require_many("follow", follows, FOLLOW):
+            try:
+                who, whom, *since = follow
+            except (TypeError, ValueError) as error:
+                raise InvalidFollow(mismatch(FOLLOW, follow)) from error
             if part and (who != viewer or len(part) == IMPORT_STEP):
                 count += await self._follow(viewer, list(part), list(part.values()))
                 part = {}

@@ -23,6 +23,7 @@ from headrace.feed.errors import (
     InvalidPost,
     TooManyAtOnce,
 )
+from headrace.kernel.errors import mismatch
 from headrace.kernel.ids import USER_ID
 
 FeedId: TypeAlias = int | str
@@ -365,7 +366,10 @@ def require_kinds(kinds: Iterable[str] | None) -> frozenset[str] | None:
     """
     if kinds is None:
         return None
-    listed = kinds.split(",") if isinstance(kinds, str) else list(kinds)
+    try:
+        listed = kinds.split(",") if isinstance(kinds, str) else list(kinds)
+    except TypeError as error:
+        raise InvalidKind(mismatch(f"a list of kinds, each {_KIND_TEXT}", kinds)) from error
     for kind in listed:
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise InvalidKind(f"kind {str(kind)[:40]!r}: expected {_KIND_TEXT}")

@@ -25,6 +25,7 @@ from headrace.feed.model import (
     Post,
     PostDeleted,
     moment_of,
+    require_many,
     require_post_ids,
     require_posts,
 )
@@ -115,7 +116,7 @@ class Posts:
         """
         await self._index.ready()
         count, part = 0, list[NewPost]()
-        for post in posts:
+        for post in require_many("post", posts, "a NewPost"):
             part.append(post)
             if len(part) == POSTS_PER_CALL_MAX:
                 count, part = count + len(await self._add(part)), []

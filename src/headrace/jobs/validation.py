@@ -37,12 +37,13 @@ from headrace.jobs.model import (
     NewGroup,
     NewJob,
 )
-from headrace.jobs.tasks import Registry, Task
+from headrace.jobs.tasks import Queue, Registry, Task
 from headrace.jobs.tasks.options import RETRIES_MAX, TIMEOUT_S_MAX
 from headrace.kernel.errors import FieldProblem, mismatch
 from headrace.kernel.routes import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 from headrace.kernel.storable import NUL, find_unstorable, plain_model
 
+JOB: Final = "a job such as task.job(field=value)"
 PROBLEMS_MAX: Final = 100
 LIMIT_MAX: Final = 10**9
 """Greatest limit of a lane."""
@@ -71,9 +72,13 @@ def prepare_jobs(jobs: Sequence[NewJob], registry: Registry | None = None) -> Jo
 
     Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
     """
-    if len(jobs) > JOBS_PER_CALL_MAX:
-        raise too_many_jobs(len(jobs))
-    rows = _alike_to_columns(jobs) if isinstance(jobs, JobsAlike) else _to_columns(jobs)
+    try:
+        if len(jobs) > JOBS_PER_CALL_MAX:
+            raise too_many_jobs(len(jobs))
+        rows = _alike_to_columns(jobs) if isinstance(jobs, JobsAlike) else _to_columns(jobs)
+    except (AttributeError, TypeError):
+        _require_jobs(jobs)
+        raise
     if rows.size_bytes > BYTES_PER_CALL_MAX:
         raise BatchTooLarge(
             f"{rows.size_bytes} bytes of payload in one call: send at most {BYTES_PER_CALL_MAX}"
@@ -81,6 +86,26 @@ def prepare_jobs(jobs: Sequence[NewJob], registry: Registry | None = None) -> Jo
     if registry is not None:
         _require_decodable(rows, registry)
     return rows
+
+
+def _require_jobs(jobs: object) -> None:
+    """Refuse what is no list of jobs. Raises: InvalidJob."""
+    if not isinstance(jobs, Sequence) or isinstance(jobs, str | bytes):
+        raise InvalidJob(f"nothing was enqueued: {mismatch(f'a list, each of them {JOB}', jobs)}")
+    for index, job in enumerate(jobs):
+        if not isinstance(job, NewJob):
+            raise not_a_job(job, f"/{index}: ")
+
+
+def not_a_job(given: object, pointer: str = "") -> InvalidJob:
+    """The error for a queue, a task or a payload where a job is expected."""
+    queue = getattr(given, "queue", given if isinstance(given, str) else "NAME")
+    shown = f"task {queue}" if isinstance(given, Queue) else given
+    return InvalidJob(
+        f"nothing was enqueued: {pointer}{mismatch(JOB, shown)}: enqueue into a task by"
+        " `await task.enqueue(field=value)`, into another queue by"
+        f" `await jobs.enqueue(NewJob(queue={queue!r}, payload=...))`"
+    )
 
 
 def prepare_change(job: NewJob, registry: Registry | None) -> JobColumns:

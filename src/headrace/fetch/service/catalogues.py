@@ -48,7 +48,7 @@ class Runs:
 
     async def get(self, run_id: int, *, tx: Tx | None = None) -> Run:
         """State and counts of a run, as `tx` sees it if given. Raises: RunUnknown."""
-        is_id = 0 < run_id <= BIGINT_MAX
+        is_id = isinstance(run_id, int) and 0 < run_id <= BIGINT_MAX
         runner = tx or self._postgres
         found = await store.runs.find_runs(runner, run_ids=[run_id]) if is_id else []
         if not found:

@@ -59,6 +59,7 @@ from headrace.fetch.validation import (
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LaneUnknown
 from headrace.jobs.model import JobState, Why
+from headrace.kernel.errors import mismatch
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.resilience import crash_point
 from headrace.kernel.routes import PAGE_ROWS_MAX
@@ -77,11 +78,13 @@ class Items:
 
     async def get(self, customer: str, item: str) -> StoredItem:
         """Current state of an item with its photos. Raises: ItemUnknown."""
-        found = find_item_id(item) if USER_ID.fullmatch(customer) else None
+        is_name = isinstance(customer, str) and USER_ID.fullmatch(customer)
+        found = find_item_id(item) if is_name and isinstance(item, str) else None
         row = found and await self._postgres.one(SQL.item, customer=customer, item=found)
         if not row:
             raise ItemUnknown(
-                f"customer {customer[:128]!r} has no item {item[:200]!r}: no catalogue named it"
+                f"customer {str(customer)[:128]!r} has no item {str(item)[:200]!r}: no catalogue"
+                " named it"
             )
         key = (customer, row["item"])
         photos = await store.outcomes.item_photos(self._postgres, [key])
@@ -351,8 +354,7 @@ class ItemUpload:
 
         Raises: InvalidItems, CustomerUnknown.
         """
-        if not 1 <= len(items) <= ITEMS_SENT_MAX:
-            raise wrong_count(len(items))
+        _require_items(items)
         if tx is None:
             async with self._places, self._postgres.transaction() as own:
                 return await self.send(items, tx=own)
@@ -442,6 +444,17 @@ def _texts(item: SentItem) -> dict[str, Any]:
         if value not in (None, "")
     }
     return {**values, "id": item.item}
+
+
+def _require_items(items: object) -> None:
+    """Raises: InvalidItems."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise InvalidItems(f"nothing was sent: {mismatch('a list of SentItem', items)}")
+    if not 1 <= len(items) <= ITEMS_SENT_MAX:
+        raise wrong_count(len(items))
+    for index, item in enumerate(items):
+        if not isinstance(item, SentItem):
+            raise InvalidItems(f"nothing was sent: /{index}: {mismatch('a SentItem', item)}")
 
 
 def wrong_count(count: int) -> InvalidItems:

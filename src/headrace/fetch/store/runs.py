@@ -100,10 +100,10 @@ async def find_customers(runner: Runner, customer: str | None = None) -> list[Cu
 
 async def get_customer(runner: Runner, customer: str) -> Customer:
     """The customer of that name. Raises: CustomerUnknown."""
-    is_name = USER_ID.fullmatch(customer) is not None
+    is_name = isinstance(customer, str) and USER_ID.fullmatch(customer) is not None
     found = await find_customers(runner, customer) if is_name else []
     if not found:
-        raise CustomerUnknown(customer)
+        raise CustomerUnknown(str(customer))
     return found[0]
 
 

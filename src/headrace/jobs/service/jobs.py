@@ -68,6 +68,7 @@ from headrace.jobs.steps import JobResult
 from headrace.jobs.tasks import Registry
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.jobs.validation import (
+    not_a_job,
     prepare_change,
     prepare_groups,
     prepare_jobs,
@@ -118,11 +119,13 @@ class Jobs:
         """Send the notifications that are still pending."""
         await self._inserts.close()
 
-    async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
+    async def enqueue(self, job: NewJob, *others: Any, tx: Transaction | None = None) -> int:
         """Enqueue one job; return its id, or the id of the unfinished job that has its unique key.
 
         Raises: InvalidJob, PayloadTooLarge, QueueUnknown.
         """
+        if others:
+            raise not_a_job(job)
         return (await self.enqueue_many([job], tx=tx))[0]
 
     async def enqueue_many(
@@ -249,6 +252,7 @@ class Jobs:
         """
         if not keeps_result:
             raise NoResultKept(job_id)
+        require_job_id(job_id)
         began_s = checked_s = time.monotonic()
         wait_s = RESULT_FIRST_WAIT_S
         while True:

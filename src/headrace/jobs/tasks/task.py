@@ -36,6 +36,7 @@ from headrace.jobs.tasks.options import (
     require_within,
 )
 from headrace.jobs.tasks.payloads import Fields, Payloads, is_async
+from headrace.kernel.errors import mismatch
 
 _MISSING: Final = object()
 DURATIONS: Final = frozenset({"spread", "timeout", "expires"})
@@ -196,7 +197,11 @@ class Queue:
         for name in DURATIONS & shared.keys():
             shared[f"{name}_s"] = self._duration_s(name, shared.pop(name))
         common = NewJob(queue=self.queue, version=self.version, **shared)
-        given = list(payloads)
+        try:
+            given = list(payloads)
+        except TypeError as error:
+            expected = mismatch("a list of payloads", payloads)
+            raise InvalidTask(f"task {self.queue!r}: enqueue_many: {expected}") from error
         if any(issubclass(kind, NewJob) for kind in set(map(type, given))):
             return [self._job_of(payload, common, options) for payload in given]
         # Fields fit or not by their names alone: check each combination of names once.

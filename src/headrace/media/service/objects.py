@@ -148,7 +148,7 @@ class Objects:
         """
         require_own_store(self._config)
         _require_bytes(key, data)
-        if is_reserved(key):
+        if is_reserved(require_key(key)):
             raise ReservedKey(f"key {key!r} is reserved: use one outside _headrace/")
         address = content_address(key)
         if address is not None and hashlib.sha256(data).hexdigest() != address:
@@ -164,7 +164,7 @@ class Objects:
         """Describe the object under `key`. Raises: StoredAtHome, ObjectUnknown, BlobsDown."""
         require_own_store(self._config)
         try:
-            if not is_reserved(key):
+            if not is_reserved(require_key(key)):
                 return self._seen(await self._blobs.info(key))
             cause: Exception | None = None
         except (BlobMissing, InvalidBlobKey) as error:
