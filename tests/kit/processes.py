@@ -95,7 +95,8 @@ class HeadraceProcess:
         self.err_file = folder / f"err-{number}.txt"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         given = dict(env or {})
-        path = os.pathsep.join([given.get("PYTHONPATH", str(folder)), str(ROOT)])
+        # The source of this tree comes first, also if another tree is installed.
+        path = os.pathsep.join([given.get("PYTHONPATH", str(folder)), str(ROOT / "src"), str(ROOT)])
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self._process = subprocess.Popen(
                 [str(python), "-m", "headrace", *arguments],
