@@ -155,7 +155,8 @@ async def test_commands_from_customer_to_confirmed_run(command, shop, tmp_path):
     done = (await shop.fetch.runs.newest("cli"))[0]
     assert "price" in (await command("catalogue", "errors", str(done.run)))[1]
     assert (await command("run", "show", str(done.run)))[1] == describe_run(done)
-    assert "c.csv" in (await command("catalogue", "ls"))[1]
+    assert "c.csv" in (await command("run", "ls"))[1]
+    assert "c.csv" not in (await command("catalogue", "ls"))[1]
     assert (await command(*run, "--wait", "0"))[0] == 0, "nothing changed, so there is no wait"
     file.write_bytes(CATALOGUE.replace(b"a,A,5", b"a,A2,5") + b"n,New,5,\n")
     code, text = await command("catalogue", "diff", str(file), "--customer", "cli")

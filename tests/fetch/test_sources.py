@@ -284,7 +284,7 @@ async def test_sources_through_http_and_commands(client, command, shop):
             return outcome in (await command("catalogue", "ls"))[1]
 
         await wait_true(is_listed, what=outcome)
-    assert "2 rows" in (await command("catalogue", "ls", "--customer", "shop"))[1]
+    assert "2 rows" in (await command("run", "ls", "--customer", "shop"))[1]
     assert (await command("catalogue", "rm", "shop"))[0] == 0
     run = ("catalogue", "run", url, "--customer", "shop")
     assert "2 rows of csv: 0 new" in (await command(*run))[1]

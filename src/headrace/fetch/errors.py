@@ -42,7 +42,7 @@ class RunUnknown(NotFound):
 
     def __init__(self, run_id: int) -> None:
         super().__init__(
-            f"no run has the number {run_id}: `headrace fetch catalogue ls` or"
+            f"no run has the number {run_id}: `headrace fetch run ls` or"
             " `GET /v1/fetch/runs` lists the runs"
         )
 

@@ -28,13 +28,11 @@ from headrace.fetch.model import (
     RowProblem,
     Run,
     RunState,
-    Source,
 )
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import (
     CommandGroup,
-    Lines,
     Terminal,
     cursor_after,
     listing,
@@ -199,32 +197,25 @@ def remove_source(terminal: Terminal, customer: str) -> None:
     terminal.show({"removed": customer}, f"the source of {customer} is removed; its items stay")
 
 
-@catalogue_group.command("ls", short_help="List sources and runs.")
+@catalogue_group.command("ls", short_help="List sources: the URLs that are read on a schedule.")
 @click.option("--customer", help="Only this customer's.")
 def list_catalogues(terminal: Terminal, customer: str | None) -> None:
-    """List sources with their last results, and the newest runs."""
-
-    async def ask(fetch: Fetch) -> tuple[list[Source], list[Run]]:
-        runs = await fetch.runs.newest(customer)
-        sources = await fetch.sources.all()
-        return [s for s in sources if customer in (None, s.customer)], runs
-
-    sources, runs = terminal.run(Fetch, ask)
-    parts = [sources_table(sources)] if sources else []
-    parts += [runs_table(runs)] if runs else []
-    text = Lines(*parts) if parts else "no sources, no runs"
-    terminal.show(listing(sources, runs=runs), text)
+    """List sources, each with its schedule and last result; `fetch run ls` lists runs."""
+    every = terminal.run(Fetch, lambda fetch: fetch.sources.all())
+    found = [source for source in every if customer in (None, source.customer)]
+    text = sources_table(found) if found else "no sources; `headrace fetch run ls` lists runs"
+    terminal.show(listing(found), text)
 
 
 @click.group("run", cls=CommandGroup)
 def run_group() -> None:
-    """Runs of catalogues."""
+    """Runs: imports of a catalogue, from a file, a source or the API."""
 
 
 @run_group.command("ls", short_help="List runs.")
 @click.option("--customer", help="Only this customer's.")
 def list_runs(terminal: Terminal, customer: str | None) -> None:
-    """List the newest runs."""
+    """List the newest runs with their states; `fetch catalogue ls` lists sources."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
     terminal.show(listing(found), runs_table(found) if found else "no runs")
 
