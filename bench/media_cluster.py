@@ -161,10 +161,10 @@ async def _added(
 
 
 async def measure_spread(run: Run) -> list[Figure]:
-    """A node of twelve that dies, and the example of three centres of four nodes."""
+    """A node of twelve that dies, and the example of three centers of four nodes."""
     clusters = (
-        (Cluster(centres=1, nodes=12), "12 nodes of one centre"),
-        (Cluster(replicas=2), "12 nodes of 3 centres, 2 replicas"),
+        (Cluster(centers=1, nodes=12), "12 nodes of one center"),
+        (Cluster(replicas=2), "12 nodes of 3 centers, 2 replicas"),
     )
     rows = [
         figure(
@@ -177,7 +177,7 @@ async def measure_spread(run: Run) -> list[Figure]:
         for cluster, size in (clusters[:1] if run.quick else clusters)
     ]
     if run.quick:
-        run.leave_out(clusters[1][1], "the example of three centres")
+        run.leave_out(clusters[1][1], "the example of three centers")
         return rows
     example = simulate(Cluster())
     write_plot(run.results, "media_cluster", loads_svg(example))
@@ -189,7 +189,7 @@ def _steps(example: Simulation) -> list[Figure]:
         figure(
             f"{step.name}: most that a node serves",
             "Gbit/s",
-            f"{example.load_gbit:g} Gbit/s, 3 centres of 4 nodes",
+            f"{example.load_gbit:g} Gbit/s, 3 centers of 4 nodes",
             ours=Runs((max(node.serves_gbit for node in step.nodes),)),
         )
         for step in example.steps

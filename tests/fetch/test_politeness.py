@@ -305,7 +305,7 @@ async def test_a_retry_after_holds_for_links_and_redirects_to_the_host(shop, ori
 async def test_a_crawl_delay_is_kept_if_it_is_configured(process, config, shop, origin):
     origin.answers["/robots.txt"] = [Answer(200, b"User-agent: *\nCrawl-delay: 1\n")]
     run = await shop.run(rows(shop, ["/photo/1", "/photo/2", "/photo/3"]))
-    async with process(ignore, config=replace(config, crawl_delay="honour")):
+    async with process(ignore, config=replace(config, crawl_delay="honor")):
         await shop.wait_done(run, hurries=True)
     times = origin.times("/photo/")
     assert len(times) == 3

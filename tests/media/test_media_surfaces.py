@@ -279,7 +279,7 @@ def test_a_simulation_is_drawn(tmp_path):
     [command] = COMMANDS
     shown, plot = [], tmp_path / "plot.svg"
     screen = SimpleNamespace(is_json=True, show=lambda value, text: shown.append((value, text)))
-    words = ["partitions", "simulate", "--centres", "1", "--nodes", "2", "--plot", str(plot)]
+    words = ["partitions", "simulate", "--centers", "1", "--nodes", "2", "--plot", str(plot)]
     ran = CliRunner().invoke(command, words, obj=screen)
     assert ran.exit_code == 0, ran.exception
     [(value, text)] = shown

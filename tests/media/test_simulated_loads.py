@@ -93,7 +93,7 @@ def test_a_drained_node_moves_its_part_and_little_more(table):
 
 
 @pytest.mark.slow
-def test_a_lost_centre_of_the_example_leaves_no_key_without_an_owner(example):
+def test_a_lost_center_of_the_example_leaves_no_key_without_an_owner(example):
     whole, without = example.steps
     assert sum(node.serves_gbit for node in whole.nodes) == pytest.approx(120)
     assert whole.over_fair_max <= 1.02
@@ -104,7 +104,7 @@ def test_a_lost_centre_of_the_example_leaves_no_key_without_an_owner(example):
 
 
 @pytest.mark.slow
-def test_the_default_holds_a_centre_and_a_node_of_each_other_without_the_object_store():
+def test_the_default_holds_a_center_and_a_node_of_each_other_without_the_object_store():
     """3 data centers of 4 nodes, 120 Gbit/s: a node sends 30 and serves 20; no origin reads."""
     simulated = simulate(Cluster(), lost=["c1", "c2-n1", "c3-n1"])
     without = simulated.steps[-1]
@@ -117,14 +117,14 @@ def test_the_default_holds_a_centre_and_a_node_of_each_other_without_the_object_
 
 @pytest.mark.slow
 def test_a_node_of_twelve_that_dies_gives_nobody_more_than_a_twentieth_over_fair():
-    for cluster in (Cluster(centres=1, nodes=12), Cluster(replicas=2)):
+    for cluster in (Cluster(centers=1, nodes=12), Cluster(replicas=2)):
         [_, step] = simulate(cluster, lost=["c1-n3"]).steps
         assert step.over_fair_max <= 1.05
 
 
 @pytest.mark.slow
 def test_a_roll_out_tells_the_worst_of_each_node():
-    simulated = simulate(Cluster(centres=1, nodes=3, load_gbit=30, replicas=1))
+    simulated = simulate(Cluster(centers=1, nodes=3, load_gbit=30, replicas=1))
     roll_out = simulated.steps[-1]
     assert roll_out.name == ROLL_OUT
     assert all(14 < node.serves_gbit < 16 for node in roll_out.nodes)
@@ -134,13 +134,13 @@ def test_a_roll_out_tells_the_worst_of_each_node():
 @pytest.mark.parametrize(
     ("cluster", "lost"),
     [
-        (Cluster(centres=0), ()),
+        (Cluster(centers=0), ()),
         (Cluster(nodes=1001), ()),
         (Cluster(replicas=-1), ()),
         (Cluster(replicas=9), ()),
         (Cluster(load_gbit=0), ()),
-        (Cluster(centres=1, nodes=2, replicas=1), ("c2",)),
-        (Cluster(centres=1, nodes=2, replicas=1), ("c1",)),
+        (Cluster(centers=1, nodes=2, replicas=1), ("c2",)),
+        (Cluster(centers=1, nodes=2, replicas=1), ("c1",)),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(cluster, lost):

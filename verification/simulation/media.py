@@ -53,7 +53,7 @@ from verification.simulation.valkey_faults import Disturbance
 from verification.simulation.world import BEGIN, World
 
 NODES: Final = tuple(f"n{n}" for n in range(6))
-CENTRES: Final = ("east", "west", "north")
+CENTERS: Final = ("east", "west", "north")
 KEYS: Final = tuple(f"photos/{n}.jpg" for n in range(8))
 SIZES: Final = (1, 1000, 100_000, BLOCK_BYTES, BLOCK_BYTES + 1, 300_001, 600_000)
 SECRET: Final = "a secret of thirty-two characters"
@@ -181,7 +181,7 @@ class MediaScenario:
             member = Member(
                 name=name,
                 address=f"{name}:{PORT}",
-                dc=CENTRES[number % len(CENTRES)],
+                dc=CENTERS[number % len(CENTERS)],
                 started_at_s=day_ago_s,
             )
             await members.register(member, replicas=self.replicas)
@@ -202,7 +202,7 @@ class MediaScenario:
         config = MediaConfig(
             listen=(name, PORT),
             node=name,
-            dc=CENTRES[NODES.index(name) % len(CENTRES)],
+            dc=CENTERS[NODES.index(name) % len(CENTERS)],
             replicas=self.replicas,
             data_plane="python",
             send_timeout_s=1e6,

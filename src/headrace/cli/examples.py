@@ -144,7 +144,7 @@ EXAMPLES: Final = {
     "media nodes rm": "node-1 --dry-run",
     "media partitions plan": "--lose node-1",
     "media partitions show": "tracks/song.mp3",
-    "media partitions simulate": "--centres 2 --nodes 3 --gbit 40",
+    "media partitions simulate": "--centers 2 --nodes 3 --gbit 40",
     "media purge": "tracks/song.mp3",
     "media put": "tracks/song.mp3 song.mp3",
     "media rm": "tracks/song.mp3",

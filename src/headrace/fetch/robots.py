@@ -53,7 +53,7 @@ class Robots:
         self._postgres = postgres
         self._downloader = downloader
         self._agent = config.user_agent.split("/")[0]
-        self._is_on = config.crawl_delay == "honour"
+        self._is_on = config.crawl_delay == "honor"
         self._looked: OrderedDict[str, float] = OrderedDict()
 
     async def wait_s(self, url: str, host: str, tokens: RateTokens) -> float:

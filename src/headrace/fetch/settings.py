@@ -77,8 +77,8 @@ class FetchConfig:
     )
     crawl_delay: str = setting(
         "off",
-        "Whether a Crawl-delay in robots.txt is applied: off or honour.",
-        parse_choice("off", "honour"),
+        "Whether a Crawl-delay in robots.txt is applied: off or honor.",
+        parse_choice("off", "honor"),
     )
     photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
     decode_share: float = setting(
@@ -129,7 +129,7 @@ class FetchConfig:
     )
     retry_after_max_s: float = setting(
         "15m",
-        "Longest Retry-After that is honoured.",
+        "Longest Retry-After that is honored.",
         parse_duration_s,
     )
     item_deadline_s: float = setting(

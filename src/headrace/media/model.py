@@ -33,7 +33,7 @@ WORKERS_MAX: Final = 64
 SIZE_SETTING: Final = "media.disks (HEADRACE_MEDIA_DISKS)"
 """The setting to correct if a cache disk does not fit, as errors name it."""
 REPLICAS_MAX: Final = 8
-REPLICAS_PER_CENTRE: Final = 2
+REPLICAS_PER_CENTER: Final = 2
 """The default. If one data center and one node of each other fail, a replica of every key is left.
 """
 CONNECTIONS_LIMIT: Final = 10_000_000

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.media.model import REPLICAS_MAX, REPLICAS_PER_CENTRE
+from headrace.media.model import REPLICAS_MAX, REPLICAS_PER_CENTER
 
 PARTITION_BITS: Final = 17
 PARTITIONS: Final = 1 << PARTITION_BITS
@@ -91,8 +91,8 @@ class PartitionTable:
 
 def replicas_of(candidates: Collection[Candidate], replicas: int) -> int:
     """The number of replicas: `replicas`, or for 0 two in each data center; at most all nodes."""
-    centres = len({candidate.dc for candidate in candidates})
-    return min(replicas or REPLICAS_PER_CENTRE * centres, REPLICAS_MAX, len(candidates))
+    centers = len({candidate.dc for candidate in candidates})
+    return min(replicas or REPLICAS_PER_CENTER * centers, REPLICAS_MAX, len(candidates))
 
 
 def build_in_steps(
@@ -120,9 +120,9 @@ class _Placing:
     def __init__(self, candidates: Sequence[Candidate], replicas: int) -> None:
         self._candidates = candidates
         self._replicas = replicas
-        centres = list(dict.fromkeys(candidate.dc for candidate in candidates))
-        self._centres = len(centres)
-        self._dcs = [centres.index(candidate.dc) for candidate in candidates]
+        centers = list(dict.fromkeys(candidate.dc for candidate in candidates))
+        self._centers = len(centers)
+        self._dcs = [centers.index(candidate.dc) for candidate in candidates]
         weights = [candidate.weight for candidate in candidates]
         heaviest, total = max(weights, default=1.0), sum(weights)
         self._bends = [heaviest / weight for weight in weights]
@@ -170,7 +170,7 @@ class _Placing:
         first = next((i for i in ranked if self._firsts_left[i] > 0), ranked[0])
         self._firsts_left[first] -= 1
         chosen, wanted = [first], self._replicas
-        counts = [0] * self._centres
+        counts = [0] * self._centers
         counts[self._dcs[first]] = 1
         later: list[list[int]] = [[] for _ in range(wanted)]
         for index in ranked if wanted > 1 else ():

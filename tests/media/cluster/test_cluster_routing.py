@@ -176,7 +176,7 @@ async def test_own_keys_and_hops_go_no_further():
         assert found.source(KEY, None) is router.own
 
 
-async def test_the_replica_of_the_own_data_centre_is_first():
+async def test_the_replica_of_the_own_data_center_is_first():
     async with asking({KEY: DATA}, count=4, dcs=("there", "here")) as router:
         for number in range(20):
             key = f"tracks/{number}.mp3"

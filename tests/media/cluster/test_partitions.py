@@ -100,7 +100,7 @@ def test_when_a_node_of_twelve_dies_no_other_gets_over_1_05_of_its_fair_share(de
 
 
 @pytest.mark.slow
-def test_the_second_replica_is_in_another_data_centre():
+def test_the_second_replica_is_in_another_data_center():
     table = twelve(3)
     for partition in range(PARTITIONS):
         first, second = (int(name[1:]) for name in table.owners(partition))
@@ -111,7 +111,7 @@ def test_the_second_replica_is_in_another_data_centre():
 
 
 @pytest.mark.usefixtures("few")
-def test_replicas_of_zero_are_two_in_each_data_centre():
+def test_replicas_of_zero_are_two_in_each_data_center():
     nodes = [Candidate(f"n{i}", f"dc{i % 2}") for i in range(6)]
     table = PartitionTable.build(nodes, 0)
     assert table.replicas == 4
@@ -120,7 +120,7 @@ def test_replicas_of_zero_are_two_in_each_data_centre():
 
 
 @pytest.mark.usefixtures("few")
-def test_a_data_centre_of_one_node_is_not_given_every_second_replica():
+def test_a_data_center_of_one_node_is_not_given_every_second_replica():
     nodes = [Candidate(f"n{i}", "big") for i in range(6)] + [Candidate("alone", "small")]
     table = PartitionTable.build(nodes, 2)
     places = Counter(name for p in range(FEW) for name in table.owners(p))

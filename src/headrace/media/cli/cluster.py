@@ -165,7 +165,7 @@ def plan(
 
 
 @partitions.command("simulate", short_help="Show what losses do to a hypothetical cluster.")
-@click.option("--centres", default=3, show_default=True, help="Data centers.")
+@click.option("--centers", default=3, show_default=True, help="Data centers.")
 @click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
 @click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
 @click.option(
@@ -181,7 +181,7 @@ def plan(
 def simulate_losses(
     terminal: Terminal,
     *,
-    centres: int,
+    centers: int,
     nodes: int,
     gbit: float,
     replicas: int,
@@ -193,7 +193,7 @@ def simulate_losses(
     Without --lose: one data center lost, one node of each data center lost, both, and all nodes
     drained in turn. Contacts no server.
     """
-    cluster = Cluster(centres=centres, nodes=nodes, load_gbit=gbit, replicas=replicas)
+    cluster = Cluster(centers=centers, nodes=nodes, load_gbit=gbit, replicas=replicas)
     found = simulate(cluster, lost=lost)
     if plot is not None:
         with writing(plot):

@@ -26,7 +26,7 @@ from headrace.media.errors import InvalidSimulation
 from headrace.media.model import REPLICAS_MAX
 from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, PartitionTable
 
-CENTRES_MAX: Final = 50
+CENTERS_MAX: Final = 50
 ROLL_OUT: Final = "roll-out"
 
 
@@ -137,24 +137,24 @@ def _entering(candidates: Sequence[Candidate], alive: Mapping[str, str]) -> dict
 class Cluster:
     """Nodes `c1-n1` to `cC-nN` of equal weight; `replicas` of 0: two in each data center."""
 
-    centres: int = 3
+    centers: int = 3
     nodes: int = 4
     load_gbit: float = 120.0
     replicas: int = 0
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The nodes. Raises: InvalidSimulation."""
-        count = self.centres * self.nodes
-        right = 1 <= self.centres <= CENTRES_MAX and 1 <= count <= CANDIDATES_MAX and self.nodes > 0
+        count = self.centers * self.nodes
+        right = 1 <= self.centers <= CENTERS_MAX and 1 <= count <= CANDIDATES_MAX and self.nodes > 0
         if not right or not 0 <= self.replicas <= REPLICAS_MAX or self.load_gbit <= 0:
             raise InvalidSimulation(
-                f"{self.centres} data centers of {self.nodes} nodes, {self.replicas} replicas,"
-                f" {self.load_gbit:g} Gbit/s: expected 1 to {CENTRES_MAX} data centers, 1 to"
+                f"{self.centers} data centers of {self.nodes} nodes, {self.replicas} replicas,"
+                f" {self.load_gbit:g} Gbit/s: expected 1 to {CENTERS_MAX} data centers, 1 to"
                 f" {CANDIDATES_MAX} nodes in total, 0 to {REPLICAS_MAX} replicas, over 0 Gbit/s"
             )
         return tuple(
-            Candidate(f"c{centre}-n{node}", f"c{centre}")
-            for centre in range(1, self.centres + 1)
+            Candidate(f"c{center}-n{node}", f"c{center}")
+            for center in range(1, self.centers + 1)
             for node in range(1, self.nodes + 1)
         )
 
@@ -216,24 +216,24 @@ def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
 def _losses(
     candidates: Sequence[Candidate], lost: Sequence[str]
 ) -> Iterable[tuple[str, frozenset[str]]]:
-    centres = list(dict.fromkeys(one.dc for one in candidates))
+    centers = list(dict.fromkeys(one.dc for one in candidates))
     if lost:
         gone = frozenset(one.name for one in candidates if {one.name, one.dc} & set(lost))
-        unknown = [name for name in lost if name not in {*centres, *(c.name for c in candidates)}]
+        unknown = [name for name in lost if name not in {*centers, *(c.name for c in candidates)}]
         if unknown or len(gone) == len(candidates):
             raise InvalidSimulation(
                 f"{', '.join(unknown) or 'all nodes'} cannot be lost: the nodes are"
                 f" {candidates[0].name} to {candidates[-1].name}, the data centers"
-                f" {', '.join(centres)}"
+                f" {', '.join(centers)}"
             )
         yield f"without {', '.join(lost)}", gone
         return
-    first = frozenset(one.name for one in candidates if one.dc == centres[0])
-    one_each = frozenset(next(c.name for c in candidates if c.dc == centre) for centre in centres)
+    first = frozenset(one.name for one in candidates if one.dc == centers[0])
+    one_each = frozenset(next(c.name for c in candidates if c.dc == center) for center in centers)
     for name, gone in (
-        (f"data center {centres[0]} lost", first),
+        (f"data center {centers[0]} lost", first),
         ("a node of each data center lost", one_each),
-        (f"{centres[0]} and a node of each other lost", first | one_each),
+        (f"{centers[0]} and a node of each other lost", first | one_each),
     ):
         if len(gone) < len(candidates):
             yield name, gone
@@ -282,7 +282,7 @@ def _in_gbit(cluster: Cluster, load: Load) -> NodeLoad:
 WIDTH: Final = 900
 LEFT, RIGHT, TOP = 70, 20, 50
 PANEL_HEIGHT, GAP = 120, 54
-COLOURS: Final = ("#1f6feb", "#2a9d5c", "#d1495b", "#e09f3e", "#7b5ea7", "#3b8ea5")
+COLORS: Final = ("#1f6feb", "#2a9d5c", "#d1495b", "#e09f3e", "#7b5ea7", "#3b8ea5")
 STYLE: Final = (
     "text{font-family:sans-serif;font-size:11px;fill:#444}.title{font-size:14px;font-weight:bold}"
     ".name{font-size:12px;font-weight:bold}.axis{stroke:#ccc;stroke-width:.5}"
@@ -326,10 +326,10 @@ def lines_svg(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) ->
         for size in sorted({size for points in lines.values() for size, _ in points})
     ]
     for place, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[place % len(COLOURS)]
+        color = COLORS[place % len(COLORS)]
         drawn = " ".join(f"{x(size):.1f},{y(share):.1f}" for size, share in points)
-        parts.append(f'<polyline class="line" stroke="{colour}" points="{drawn}"/>')
-        legend = f'<tspan fill="{colour}">{escape(name)}</tspan>'
+        parts.append(f'<polyline class="line" stroke="{color}" points="{drawn}"/>')
+        legend = f'<tspan fill="{color}">{escape(name)}</tspan>'
         parts.append(f'<text x="{WIDTH - RIGHT - 140}" y="{TOP + 14 + 18 * place}">{legend}</text>')
     return _page(title, TOP + height + 34, "".join(parts))
 
@@ -341,15 +341,15 @@ def _panel(step: Step, top: float, most: float) -> str:
     )
     parts = [_text(LEFT, top - 6, text, "name")]
     width = (WIDTH - LEFT - RIGHT) / len(step.nodes)
-    centres = list(dict.fromkeys(node.dc for node in step.nodes))
+    centers = list(dict.fromkeys(node.dc for node in step.nodes))
     for place, node in enumerate(step.nodes):
         x = LEFT + place * width
         height = PANEL_HEIGHT * node.serves_gbit / most
         fair_y = top + PANEL_HEIGHT * (1 - node.fair_gbit / most)
-        colour = COLOURS[centres.index(node.dc) % len(COLOURS)]
+        color = COLORS[centers.index(node.dc) % len(COLORS)]
         parts.append(
             f'<rect x="{x + 2:.1f}" y="{top + PANEL_HEIGHT - height:.1f}" width="{width - 4:.1f}"'
-            f' height="{height:.1f}" fill="{colour}"/>'
+            f' height="{height:.1f}" fill="{color}"/>'
         )
         if node.fair_gbit:
             parts.append(
