@@ -264,7 +264,12 @@ def blobs() -> None:
 
 
 @blobs.command("adopt", short_help="Accept the object store folder as it is now.")
-@click.option("--empty", "is_empty", is_flag=True, help="Also a folder without any object.")
+@click.option(
+    "--empty",
+    "is_empty",
+    is_flag=True,
+    help="Also accept a folder without objects: every stored object is lost.",
+)
 @click.pass_obj
 def adopt_blobs(line: CommandLine, *, is_empty: bool) -> None:
     """Accept the object store folder as it is now, such as one from a backup, on every host.

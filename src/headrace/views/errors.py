@@ -111,6 +111,6 @@ class PositionLost(Conflict):
     def __init__(self) -> None:
         super().__init__(
             "changes after this position are missing: they are older than views.changes_kept, the"
-            " feed was off meanwhile, or PostgreSQL lost commits; read the series again with an"
-            " export, and continue at position now"
+            " feed was off meanwhile, or PostgreSQL lost commits; store the position that"
+            " `after=now` returns, then export the series again, and continue at that position"
         )

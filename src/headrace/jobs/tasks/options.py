@@ -112,7 +112,7 @@ class LimiterOptions(TypedDict, total=False):
     concurrency: int | None
     """Concurrent jobs."""
     slack: str
-    """How late after its grant a job may still start."""
+    """How late after its claim a job may still start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

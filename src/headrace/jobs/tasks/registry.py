@@ -186,7 +186,7 @@ class Registry:
         return [queue.declared for queue in self._queues.values()]
 
     def slack_s(self, queue: str) -> float:
-        """How late after its grant a job of `queue` may start."""
+        """How late after its claim a job of `queue` may start."""
         task = self._queues.get(queue)
         limiter = self.limiters.get(task.limiter) if task is not None else None
         return parse_duration_s(SLACK) if limiter is None else limiter.slack_s
