@@ -119,12 +119,8 @@ class BlobInfo:
 
 def require_key(key: str) -> str:
     """Return `key` if it is a path such as `photos/ab/abcd.jpg`. Raises: InvalidBlobKey."""
-    valid = (
-        isinstance(key, str)
-        and len(key) <= KEY_CHARACTERS_MAX
-        and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
-    )
-    if not valid:
+    text = key if isinstance(key, str) and len(key) <= KEY_CHARACTERS_MAX else ""
+    if not all(map(_SEGMENT.fullmatch, text.split("/"))):
         raise InvalidBlobKey(
             f"blob key {str(key)[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined"
             " by /, none empty or starting with a dot"

@@ -24,8 +24,8 @@ import msgspec
 from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import InvalidInput
+from headrace.web.joined_outages import EngineOutage, join_outages, read_outages
 from headrace.web.marks import CAUSES, Mark, of_deaths, of_outage
-from headrace.web.outages import EngineOutage, join_outages, read_outages
 
 SQL: Final = load_queries("headrace.web")
 MINUTES_KEPT_S: Final = 48 * 3_600.0

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.kernel.terminal import pluralize
-from headrace.web.outages import JoinedOutage
+from headrace.web.joined_outages import JoinedOutage
 
 CAUSES: Final[Mapping[str, str]] = {
     "killed": "killed by SIGKILL, as Linux does if memory is short",
