@@ -20,7 +20,9 @@ from headrace.engines.postgres import Postgres, PostgresConfig
 pytestmark = pytest.mark.slow
 
 
-NAMED = "2 of 3 servers answer, as standbys; 1 does not respond. A failover may be under way"
+NAMED = (
+    "2 of 3 servers answer, as standbys; 1 does not respond in time. A failover may be under way"
+)
 
 
 async def shows(visitor, text):
@@ -114,7 +116,7 @@ async def test_a_host_that_reaches_half_of_the_servers_is_no_proof_of_a_failover
             async def is_named():
                 page = (await at.get("/console")).text
                 assert "failover" not in page
-                return "1 of 2 servers answers, as a standby; 1 does not respond" in page
+                return "1 of 2 servers answers, as a standby; 1 does not respond in time" in page
 
             await wait_true(is_named, what="the console names it")
             standby.run("pg_ctl", "promote", "-D", standby.data)

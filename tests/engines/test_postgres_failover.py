@@ -71,7 +71,9 @@ async def test_only_the_writable_server_of_several_is_used(servers_folder, serve
     assert await reads.value(PORT) == standby.port
     await reads.close()
     server.kill()
-    text = "1 of 2 servers answers, as a standby; 1 does not respond. This host may be cut off"
+    text = (
+        "1 of 2 servers answers, as a standby; 1 does not respond in time. This host may be cut off"
+    )
     with pytest.raises(PostgresDown) as caught:
         await Postgres(f"postgresql://headrace@{hosts}/postgres", CONFIG).open()
     assert text in caught.value.text
@@ -119,7 +121,7 @@ async def test_standbys_beside_a_silent_server_are_named_by_checks_with_a_short_
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(postgres.connect_unpooled(), 1.5)
-        text = "2 of 3 servers answer, as standbys; 1 does not respond (failover)"
+        text = "2 of 3 servers answer, as standbys; 1 does not respond in time (failover)"
         assert str(postgres.direct_servers.no_primary) == text
     for standby in standbys:
         standby.end()
@@ -146,7 +148,7 @@ async def test_a_host_that_reaches_only_its_own_standby_reports_no_failover(serv
             states.append(postgres.direct_servers.no_primary)
         assert [str(one) for one in states] == [
             "None",
-            "1 of 3 servers answers, as a standby; 2 do not respond",
+            "1 of 3 servers answers, as a standby; 2 do not respond in time",
         ]
         with pytest.raises(PostgresDown, match=r"1 of 3 .* This host may be cut off") as caught:
             await postgres.open()

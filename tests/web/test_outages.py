@@ -134,7 +134,8 @@ async def test_a_lost_primary_is_the_outage_of_all_and_its_host_reads_as_cut_off
     c.restore()
     await pass_all(three, 120)
     causes = (
-        "no answer in time, then 2 of 3 servers answer, as standbys; 1 does not respond (failover),"
+        "no answer in time, then 2 of 3 servers answer, as standbys;"
+        " 1 does not respond in time (failover),"
         " then commits waited for a synchronous standby"
     )
     assert await outages_of(reader) == [
@@ -253,9 +254,12 @@ async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypat
         (TimeoutError(), "no answer in time"),
         (ConnectionRefusedError(111, "Connect call failed"), "connection refused"),
         (OSError(113, "No route to host"), "host unreachable"),
-        (NoPrimary(1, 3), "1 of 3 servers answers, as a standby; 2 do not respond"),
-        (NoPrimary(1, 2), "1 of 2 servers answers, as a standby; 1 does not respond"),
-        (NoPrimary(2, 3), "2 of 3 servers answer, as standbys; 1 does not respond (failover)"),
+        (NoPrimary(1, 3), "1 of 3 servers answers, as a standby; 2 do not respond in time"),
+        (NoPrimary(1, 2), "1 of 2 servers answers, as a standby; 1 does not respond in time"),
+        (
+            NoPrimary(2, 3),
+            "2 of 3 servers answer, as standbys; 1 does not respond in time (failover)",
+        ),
         (NoPrimary(3, 3), "3 of 3 servers answer, as standbys (failover)"),
         (NoPrimary(1, 1), "the server at this address answers as a standby"),
         (FileNotFoundError(2, "No such file or directory"), "no socket: its server does not run"),

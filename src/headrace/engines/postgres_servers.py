@@ -61,7 +61,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
 
 
 class NoPrimary(ConnectionError):
-    """Servers of a URL answer, all as standbys; the others do not respond.
+    """Servers of a URL answer, all as standbys; the others do not respond in time.
 
     `text` has their numbers, `advice` what to do, and `str()` is `text` with the word failover if
     a majority answered: a host that reaches a minority may be cut off itself.
@@ -76,7 +76,7 @@ class NoPrimary(ConnectionError):
             verb = "answers, as a standby" if standbys == 1 else "answer, as standbys"
             self.text = f"{standbys} of {servers} servers {verb}"
             if silent:
-                self.text += f"; {silent} {'does' if silent == 1 else 'do'} not respond"
+                self.text += f"; {silent} {'does' if silent == 1 else 'do'} not respond in time"
         is_failover = servers > 1 and standbys * 2 > servers
         if is_failover:
             self.advice = f"A failover may be under way: {WAIT[:1].lower()}{WAIT[1:]}"
