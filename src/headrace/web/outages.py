@@ -145,6 +145,11 @@ class OutageWatch:
         """Record that a write failed for lack of space, or that one succeeded."""
         self._full = FULL if is_full else ""
 
+    def cause_of(self, engine: str) -> str:
+        """The newest cause of the engine's outage; empty if it has none now."""
+        outage = self._open.get(engine)
+        return outage.causes[-1] if outage is not None and outage.is_confirmed else ""
+
     def take_down_s(self) -> dict[str, float]:
         """The time of outages by engine since the last call."""
         taken, self._down_s = self._down_s, defaultdict(float)

@@ -225,7 +225,9 @@ class Recorder:
         if minute is not None and minute.ended_s >= minute.until_s - EARLY_S:
             self._end_minute()
         if not self.watch.takes_writes:
-            _often.warning("history_not_recorded", error="PostgreSQL does not respond")
+            # A single late check is no outage, and the next step writes what waits.
+            if cause := self.watch.cause_of("postgres"):
+                _often.warning("history_not_recorded", error=f"PostgreSQL: {cause}")
             return
         await self._write()
         await self._note_secrets()

@@ -23,4 +23,5 @@ DELETE FROM headrace.engine_outage WHERE id = ANY(ARRAY(
 -- name: read_outages
 -- Outages in a span, the newest :outages_max.
 SELECT host, engine, causes, began_at, until_at, is_over FROM headrace.engine_outage
-WHERE until_at >= :from_at AND began_at < :to_at ORDER BY until_at DESC LIMIT :outages_max;
+WHERE until_at >= :from_at AND began_at < :to_at
+ORDER BY until_at DESC, began_at DESC, id LIMIT :outages_max;
