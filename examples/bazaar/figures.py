@@ -208,7 +208,11 @@ class Figures:
 
     def _backlog(self) -> str:
         names = ("ready", "leased", "scheduled", "failed")
-        return ", ".join(f"{sum(int(row[name]) for row in self._queues)} {name}" for name in names)
+        counts = {name: sum(int(row[name]) for row in self._queues) for name in names}
+        moderated = sum(int(row["ready"]) for row in self._queues if row["decisions"])
+        texts = [f"{count} {name}" for name, count in counts.items()]
+        texts[0] += f" ({moderated} for a person to decide)" if moderated else ""
+        return ", ".join(texts)
 
     def _items(self) -> str:
         seen = self._done_lines

@@ -59,7 +59,9 @@ def test_the_changing_figures_are_seen_on_80_columns():
     )
     for number in range(2):
         figures._rates.add(sample(number, number * 123_456_789))
-    figures._queues = [{"ready": 12_345, "leased": 1_234, "scheduled": 12_345, "failed": 123}]
+    figures._queues = [
+        {"ready": 12_345, "leased": 1_234, "scheduled": 12_345, "failed": 123, "decisions": {}}
+    ]
     lines = dict(re.match(r"[ \d]+(?: s)? +(\w+) +(.*)", row).groups() for row in figures.lines())
     seen = {room: f"{text}"[: 80 - 1 - 16] for room, text in lines.items()}
     assert "12345 ready, 1234 leased, 12345 scheduled" in seen.pop("jobs")
