@@ -13,6 +13,7 @@ from headrace.app import PACKAGES
 from headrace.engines.migrate import apply_migrations
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.postgres_errors import PostgresDown
+from headrace.engines.postgres_pool import Pool
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.plan import Move
 from headrace.jobs.fleet.state import QueueCounts, QueueLoad
@@ -70,7 +71,7 @@ async def test_silence_is_judged_only_by_time_in_which_postgresql_took_writes(
         " leads_until = now() - interval '34 s'"
     )
     with monkeypatch.context() as broken:
-        broken.setattr(postgres, "all", _no_answer)
+        broken.setattr(Pool, "take", _no_answer)
         with pytest.raises(PostgresDown):
             await jobs.fleet.state()
     assert await states() == {"a": "alive", "b": "alive"}, "nobody has written yet"
@@ -125,7 +126,7 @@ async def test_no_host_is_silent_while_commits_wait_for_a_standby(servers_folder
 
 
 async def _no_answer(*_, **__):
-    raise PostgresDown("down")
+    raise ConnectionRefusedError
 
 
 async def test_of_a_host_that_started_again_the_newest_row_counts(postgres, queue_ids):

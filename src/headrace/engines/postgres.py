@@ -8,6 +8,7 @@ commit together; a single statement needs none.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -181,6 +182,8 @@ class Postgres(_OnConnection):
         self._server, self._direct_server = map(_server_of, (url, direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self.failed_s = float("-inf")
+        """Monotonic: when a call of this process failed last because PostgreSQL was down."""
         self.remote: RemoteStatements | None = None
         """In a slot: its agent, which runs statements of jobs outside of a transaction."""
         self.replica: Replica | None = None
@@ -318,10 +321,14 @@ class Postgres(_OnConnection):
         If the server does not respond, a call ends after one timeout.
         """
         with translated_errors(self._server):
-            pool = self._pools.get(asyncio.get_running_loop())
-            if pool is None or pool.opened is None:
-                pool = await self._open_pool()
-            connection = await pool.take(self._longest_wait_s())
+            try:
+                pool = self._pools.get(asyncio.get_running_loop())
+                if pool is None or pool.opened is None:
+                    pool = await self._open_pool()
+                connection = await pool.take(self._longest_wait_s())
+            except (PostgresDown, *DOWN):
+                self.failed_s = time.monotonic()
+                raise
             try:
                 yield connection
                 if resets:
@@ -330,6 +337,7 @@ class Postgres(_OnConnection):
                 pool.release_later(connection, resets=resets)
                 raise
             except (PostgresDown, *DOWN):
+                self.failed_s = time.monotonic()
                 pool.terminate(connection)
                 raise
             except BaseException:

@@ -269,14 +269,17 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             subject=f"queue {queue.queue}",
             href=f"{PREFIX}/jobs/queues/{path_segment(queue.queue)}",
             text=f"{jobs} requeued in the last {format_duration(load.value.span_s)} after their"
-            " worker died",
+            " worker died or its lease ended",
             fix="No job is lost: they run again. A job that crashes its process repeatedly is"
             f" quarantined. The cause is in {log_of('agent')}.",
         )
 
 
-def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
-    """Open alerts, silent hosts, and a fleet without a scheduler."""
+def fleet_issues(fleet: PanelData[FleetState], *, is_settled: bool) -> Iterator[Issue]:
+    """Open alerts, silent hosts, and a fleet without a scheduler.
+
+    `is_settled`: PostgreSQL takes writes, and did a moment ago; else no scheduler can lead.
+    """
     if fleet.value is None:
         return
     alerted = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
@@ -301,7 +304,7 @@ def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
                 text="no longer reports",
                 fix=FIXES[HOST_RULE],
             )
-    if not fleet.value.plan.is_led:
+    if is_settled and not fleet.value.plan.is_led:
         yield Issue(
             tone="warn",
             subject="no scheduler runs",
@@ -358,7 +361,7 @@ def log_of(role: str) -> str:
     """Where the log of a role is, as the end of a sentence."""
     return (
         f"the log of the role on that host: `journalctl -u headrace-{role}` for a unit of systemd,"
-        " `logs/up.log` in the data folder for `headrace up`"
+        " the output of `headrace up`, or `logs/up.log` in its data folder"
     )
 
 
@@ -383,8 +386,11 @@ def _of_deaths(line: Sequence[Mark]) -> Issue:
     )
 
 
-def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
-    """Queues with waiting jobs that are paused or have no worker."""
+def queue_issues(queues: PanelData[Sequence[QueueStatus]], *, is_settled: bool) -> Iterator[Issue]:
+    """Queues with waiting jobs that are paused or have no worker.
+
+    Agents declare their queues again after an outage of PostgreSQL: `is_settled` as above.
+    """
     for queue in queues.value or ():
         if not queue.ready:
             continue
@@ -399,7 +405,7 @@ def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
                 fix="Resume the queue when its jobs may run.",
                 remedies=[Remedy("jobs.resume_queue", {"queue": queue.queue}, "Resume")],
             )
-        elif not queue.is_known and not queue.decisions:
+        elif is_settled and not queue.is_known and not queue.decisions:
             yield Issue(
                 tone="warn",
                 subject=f"queue {queue.queue}",

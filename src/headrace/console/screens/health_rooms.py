@@ -174,12 +174,15 @@ def trouble_issues(troubles: PanelData[Sequence[Any]] | None) -> Iterator[Issue]
         )
 
 
-def views_issues(lag: PanelData[Sequence[Any]]) -> Iterator[Issue]:
-    """Late flushes of views, and shards without a flusher."""
+def views_issues(lag: PanelData[Sequence[Any]], *, is_settled: bool) -> Iterator[Issue]:
+    """Late flushes of views, and shards without a flusher.
+
+    `is_settled`: PostgreSQL takes writes, and did a moment ago; else no flusher has a shard.
+    """
     shards = lag.value or ()
     alone = sum(shard.flusher is None for shard in shards)
     oldest_s = max((shard.oldest_s for shard in shards), default=0.0)
-    if alone:
+    if alone and is_settled:
         yield Issue(
             tone="warn",
             subject="views: no flusher",
@@ -300,8 +303,8 @@ def stale_issues(age_s: float) -> Iterator[Issue]:
             tone="warn",
             subject="media nodes",
             href=f"{PREFIX}/media/cluster",
-            text=f"their state is {format_duration(age_s)} old: newer probes have not ended",
-            fix="The probes continue. This host or the object store may be busy.",
+            text=f"they were checked {format_duration(age_s)} ago; the next check has not ended",
+            fix="It continues. This host or the object store may be busy or down.",
         )
 
 

@@ -6,6 +6,7 @@ Each room has a card with a live rate and key facts. Rates cover the roles of th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +48,8 @@ from headrace.web.marks import Mark
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
 MEASURING: Final = "measuring"
+SETTLED_S: Final = 15.0
+"""After an outage of PostgreSQL every scheduler and flusher has its lead or shards again."""
 OF_FLUSHER: Final = 'role="flusher"'
 OF_NODE: Final = 'role="media"'
 """Selects the role that counts; every role declares these series."""
@@ -370,11 +373,14 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     )
     yield from health.secret_issues(found.secrets)
     yield from health.failure_issues(found.failures)
-    yield from health.fleet_issues(found.fleet)
+    # After an outage of PostgreSQL, roles need a moment to take their leads and shards again.
+    failed_s = context.house.engines.postgres.failed_s
+    is_settled = found.commits.value is None and time.monotonic() - failed_s > SETTLED_S
+    yield from health.fleet_issues(found.fleet, is_settled=is_settled)
     yield from health.lost_issues(found.load)
     yield from health.death_issues(found.marks)
     yield from health.role_issues(rates.gone())
-    yield from health.queue_issues(found.queues)
+    yield from health.queue_issues(found.queues, is_settled=is_settled)
     yield from health.kept_issues(found.queues, found.failures, found.load)
     yield from health.cron_issues(found.crons)
     if fetch is not None:
@@ -386,7 +392,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
         ]
         texts = Texts.load(config=fetch.config)
         yield from health_rooms.run_issues(found.runs, found.faulty_runs, sum(held), texts.outcome)
-    yield from health_rooms.views_issues(found.lag)
+    yield from health_rooms.views_issues(found.lag, is_settled=is_settled)
     yield from health_rooms.feed_issues(found.backlog, found.shards)
     yield from health_rooms.media_issues(rates, found.disks, found.nodes, OF_NODE)
     yield from health_rooms.stale_issues(rates.age_s("nodes"))

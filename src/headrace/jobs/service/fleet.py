@@ -14,7 +14,7 @@ import msgspec
 from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.commit_wait import find_commit_wait
 from headrace.engines.postgres import Postgres, from_row
-from headrace.engines.postgres_errors import PostgresBusy, PostgresDown
+from headrace.engines.postgres_errors import PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.errors import HostRuns, HostUnknown, InvalidFilter
 from headrace.jobs.fleet.alerts import Alert
@@ -50,8 +50,8 @@ class Fleet:
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
         self._config = config
-        self._failed_s = float("-inf")
-        """When the hosts could not be read, or could not report, last."""
+        self._waited_s = float("-inf")
+        """When commits of reports waited for a standby last."""
 
     async def state(self) -> FleetState:
         """Hosts with their slots, the plan, the newest decisions and open alerts."""
@@ -73,15 +73,12 @@ class Fleet:
         Nor is any while commits wait for a standby: those reports are made, and not visible.
         """
         silent_s = self._config.host_silent_s
-        try:
-            found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
-            is_unwritten = any(one.shown.is_silent and not one.is_written for one in found)
-            if is_unwritten and await find_commit_wait(self._postgres) is not None:
-                self._failed_s = time.monotonic()
-        except PostgresDown:
-            self._failed_s = time.monotonic()
-            raise
-        is_back = time.monotonic() - self._failed_s < silent_s
+        found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
+        is_unwritten = any(one.shown.is_silent and not one.is_written for one in found)
+        if is_unwritten and await find_commit_wait(self._postgres) is not None:
+            self._waited_s = time.monotonic()
+        failed_s = max(self._waited_s, self._postgres.failed_s)
+        is_back = time.monotonic() - failed_s < silent_s
         return [
             one.shown
             if one.is_written or not is_back
