@@ -111,7 +111,7 @@ async def test_jobs_that_do_not_wait(jobs, host_id, queue_id, manager):
     done, failed = await jobs.enqueue_many([NewJob(queue="q")] * 2)
     claim = await claim_one(manager, queue_id)
     why = await jobs.why(done)
-    assert why.text == f"lease {claim.lease_id} on test has it"
+    assert why.text == f"host test runs it under lease {claim.lease_id}"
     no = Outcome("fail", None, "no such peer")
     await settle(manager, claim, {done: Outcome("done"), failed: no})
     why = await jobs.why(done)

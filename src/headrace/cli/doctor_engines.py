@@ -111,7 +111,10 @@ async def store_finding(store: Blobs, reason: str) -> Finding:
     writer.close()
     cause = f" ({reason})" if reason else " in time"
     text = f"the store at {address} accepts connections and does not answer requests{cause}"
-    fix = f"see its log and that of a proxy before it; check http:// or https:// in {setting}"
+    fix = (
+        "if this lasts, see its log and that of a proxy before it, and check http:// or https:// in"
+        f" {setting}"
+    )
     return Finding("blobs", "fail", text, fix)
 
 

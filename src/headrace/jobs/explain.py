@@ -41,7 +41,7 @@ def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
             text = f"{due} at {job.run_at:%Y-%m-%d %H:%M:%S} UTC"
             return _why(job, "not_due", text, job.run_at)
         case JobState.LEASED:
-            return _why(job, "running", f"lease {job.lease_id} on {job.host} has it")
+            return _why(job, "running", f"host {job.host} runs it under lease {job.lease_id}")
         case JobState.GONE:
             return _why(job, "gone", GONE_TEXT)
         case _:

@@ -13,6 +13,7 @@ from headrace.jobs.errors import InvalidJob, InvalidSetting
 from headrace.jobs.model import Lane, Limiter, QueueStatus
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S, Lanes
+from headrace.jobs.tasks.options import SLOTS_MAX
 from headrace.kernel import config
 from headrace.kernel.terminal import (
     CommandGroup,
@@ -338,7 +339,8 @@ def _queue_row(status: QueueStatus) -> tuple[Any, ...]:
         status.leased,
         _capped(status.failed, is_capped=status.failed_is_capped),
     )
-    slots = f"{status.slots} ({status.slots_min}-{status.slots_max})"
+    most = "any" if status.slots_max >= SLOTS_MAX else status.slots_max
+    slots = f"{status.slots} ({status.slots_min}-{most})"
     return (status.queue, *counts, age, slots, status.importance, ", ".join(notes))
 
 

@@ -212,7 +212,7 @@ class AlertEvaluator:
             if is_silent:
                 found[HOST_RULE, host] = (
                     "it stopped reporting: its jobs return to the queues, and it gets no slots"
-                    " until it is back"
+                    " until it reports again"
                 )
         self._remember(observation)
         return [*self._raised(found), *self._cleared(found)]
