@@ -75,7 +75,7 @@ class QueueRow:
         """Minimum and maximum of slots, as text."""
         least, most = self.status.slots_min, self.status.slots_max
         if most >= SLOTS_MAX:
-            return f"at least {least}" if least else "any number"
+            return f"at least {least}" if least else "any"
         return f"{least} to {most}"
 
     @property
