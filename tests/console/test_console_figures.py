@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,6 @@ from headrace.console.screens.health_rooms import (
     feed_issues,
     media_issues,
     run_issues,
-    stale_issues,
     trouble_issues,
     views_issues,
 )
@@ -35,14 +33,12 @@ from headrace.console.screens.media import bound_s, kind_of, parents_of
 from headrace.console.screens.overview import card_error
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import (
-    KEPT_WAIT_S,
     NO_ANSWER,
     NO_DATA,
     Chart,
     Line,
     PanelData,
     Rates,
-    attempt,
     parse_series,
 )
 from headrace.engines.backup.service import BackupRow, BackupsState
@@ -318,42 +314,6 @@ def test_failing_nodes_disks_and_answers_of_media_are_issues():
         ("warn", "media: objects are missing"),
     ]
     assert found[4].text.startswith("100 requests of 1,003 in the last 10 min")
-
-
-async def test_a_slow_read_shows_the_last_answer_with_its_age():
-    rates, answer = Rates(None), asyncio.Event()
-
-    async def slow():
-        await answer.wait()
-        return "new"
-
-    async def fast():
-        return "old"
-
-    assert await rates.kept("nodes", 10.0, fast) == "old"
-    found = await attempt(rates.kept, "nodes", 0.0, slow)
-    assert (found.value, found.error) == ("old", None)
-    assert rates.age_s("nodes") > 0
-    answer.set()
-    assert await rates.kept("nodes", 0.0, slow) == "new", "the same read continued"
-    assert [one.tone for one in stale_issues(31.0)] == ["warn"]
-    assert not [*stale_issues(29.0)]
-
-
-async def test_an_outdated_answer_waits_for_the_probe_of_a_dead_node():
-    """Such a probe takes over KEPT_WAIT_S, and the last answer may be from before it died."""
-    rates, answer = Rates(None), asyncio.Event()
-
-    async def probe():
-        await answer.wait()
-        return "new"
-
-    async def before():
-        return "old"
-
-    assert await rates.kept("nodes", 0.0, before) == "old"
-    asyncio.get_running_loop().call_later(KEPT_WAIT_S + 0.1, answer.set)
-    assert await rates.kept("nodes", 0.0, probe) == "new"
 
 
 def test_a_panel_without_an_answer_in_time_is_a_warning():

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 from urllib.parse import urlencode
 
 from headrace.console.actions import Action
+from headrace.console.kept_reads import KeptReads
 from headrace.console.model import PREFIX, QueryInvalid, RoomMissing
 from headrace.kernel.config import parse_moment
 from headrace.kernel.errors import HeadraceError
@@ -48,9 +49,6 @@ GONE_S_MAX: Final = 3_600.0
 RECENT_S: Final = 600.0
 """Time span of `Rates.grown`."""
 MARK_EVERY_S: Final = 60.0
-KEPT_WAIT_S: Final = 1.0
-OUTDATED_WAIT_S: Final = 2.0
-"""Wait for a newer answer if the last is outdated: a probe of a dead node takes over a second."""
 WATCHED: Final = frozenset({"media_cuts_total", "media_requests_total"})
 """The counters of `Rates.grown`."""
 _ROLE: Final = re.compile(r'role="(\w+)"')
@@ -58,10 +56,11 @@ _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
 
 
-class Rates:
+class Rates(KeptReads):
     """Recent readings of the metrics folder, shared by all pages of one console."""
 
     def __init__(self, folder: Path | None) -> None:
+        super().__init__()
         self._folder = folder
         self._readings: deque[tuple[float, Series]] = deque()
         self._history: dict[str, deque[tuple[float, float | None]]] = {}
@@ -69,8 +68,6 @@ class Rates:
         self._roles: dict[str, float] = {}
         self._marks: deque[tuple[float, Series, frozenset[str]]] = deque()
         """Readings of WATCHED with the roles that wrote them; the last one is the newest."""
-        self._kept: dict[str, tuple[float, Any]] = {}
-        self._loading: dict[str, asyncio.Task[Any]] = {}
 
     async def read(self) -> None:
         """Take a reading in a thread, unless the last one is recent."""
@@ -80,47 +77,6 @@ class Rates:
                 return
             text = await asyncio.to_thread(merged_metrics, self._folder, "api")
             self.add(now_s, parse_series(text.decode()))
-
-    async def kept(self, name: str, for_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
-        """What `call` returned, at most `for_s` ago; for reads that are too slow for each page.
-
-        One that takes longer than KEPT_WAIT_S continues without the page, which gets what was
-        returned before; `age_s` is its age. An answer that is older than twice `for_s`, as after a
-        time without pages, is returned only after OUTDATED_WAIT_S.
-        """
-        known = self._kept.get(name)
-        if known is not None and time.monotonic() - known[0] < for_s:
-            return known[1]
-        task = self._loading.get(name)
-        if task is None:
-            task = self._loading[name] = asyncio.ensure_future(self._load(name, call))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if known is None:
-            return await asyncio.shield(task)
-        is_outdated = time.monotonic() - known[0] > 2 * for_s
-        await asyncio.wait([task], timeout=OUTDATED_WAIT_S if is_outdated else KEPT_WAIT_S)
-        return task.result() if task.done() else known[1]
-
-    async def _load(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            found = await call()
-            self._kept[name] = time.monotonic(), found
-            return found
-        finally:
-            del self._loading[name]
-
-    def remember(self, name: str, value: Any) -> None:
-        """Keep a value for `last`."""
-        self._kept[name] = time.monotonic(), value
-
-    def last(self, name: str) -> Any:
-        """The value that was kept last under `name`; None if there is none."""
-        return self._kept.get(name, (0.0, None))[1]
-
-    def age_s(self, name: str) -> float:
-        """Seconds since the last answer of `kept` for `name`; 0 without one."""
-        known = self._kept.get(name)
-        return time.monotonic() - known[0] if known is not None else 0.0
 
     def add(self, at_s: float, series: Series) -> None:
         """Add a reading taken at `at_s` and drop readings that are too old."""
