@@ -56,6 +56,9 @@ class KeptReads:
         return self._kept.get(name, (0.0, None))[1]
 
     def age_s(self, name: str) -> float:
-        """Seconds since the last answer of `kept` for `name`; 0 without one."""
-        known = self._kept.get(name)
+        """Seconds since the last answer of `kept` for `name`, while a newer one is read; else 0.
+
+        An answer may be old only because no page has read it since.
+        """
+        known = self._kept.get(name) if name in self._loading else None
         return time.monotonic() - known[0] if known is not None else 0.0
