@@ -7,9 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from headrace.kernel.logs import logger
+
 KEPT_WAIT_S: Final = 1.0
 OUTDATED_WAIT_S: Final = 2.0
 """Wait for a newer answer if the last is outdated: a probe of a dead node takes over a second."""
+LOAD_S_MAX: Final = 60.0
+"""Timeout of a read, far over the wait of any page for it."""
+_log: Final = logger(__name__)
 
 
 class KeptReads:
@@ -24,7 +29,8 @@ class KeptReads:
 
         One that takes longer than KEPT_WAIT_S continues without the page, which gets what was
         returned before; `age_s` is its age. An answer that is older than twice `for_s`, as after a
-        time without pages, is returned only after OUTDATED_WAIT_S.
+        time without pages, is returned only after OUTDATED_WAIT_S. After LOAD_S_MAX a read ends,
+        and the next page starts another. Raises: TimeoutError, and what `call` raises.
         """
         known = self._kept.get(name)
         if known is not None and time.monotonic() - known[0] < for_s:
@@ -41,11 +47,16 @@ class KeptReads:
 
     async def _load(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            found = await call()
-            self._kept[name] = time.monotonic(), found
-            return found
+            async with asyncio.timeout(LOAD_S_MAX) as limit:
+                found = await call()
+        except TimeoutError:
+            if limit.expired():
+                _log.warning("page_data_not_read", name=name, timeout_s=LOAD_S_MAX)
+            raise
         finally:
             del self._loading[name]
+        self._kept[name] = time.monotonic(), found
+        return found
 
     def remember(self, name: str, value: Any) -> None:
         """Keep a value for `last`."""
