@@ -60,7 +60,7 @@ async def test_nodes_that_no_page_reads_are_not_reported_as_old(at, monkeypatch)
     assert (await at.get("/console/media/cluster")).status_code == 200
     page = await at.get("/console")
     assert page.status_code == 200
-    assert "newer probes have not ended" not in page.text
+    assert "the next check has not ended" not in page.text
 
 
 async def test_a_read_without_an_end_times_out_and_the_next_page_starts_another(monkeypatch):
