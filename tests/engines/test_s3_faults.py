@@ -272,7 +272,7 @@ async def test_the_doctor_names_address_and_fix_of_a_store_that_fails(
     faults = {
         error(403, "SignatureDoesNotMatch"): ("answered 403 SignatureDoesNotMatch", KEYS_FIX),
         error(404, "NoSuchBucket"): ("answered 404 NoSuchBucket", "create the bucket"),
-        stalled: ("does not answer requests", "see its log"),
+        stalled: ("does not answer requests", "if this lasts, see its log"),
     }
     assert store.endpoint is not None
     for fault, (text, fix) in faults.items():

@@ -8,6 +8,7 @@ receives PostgresDown, which means that the outcome is unknown.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -240,6 +241,7 @@ class SimulatedPostgres(_InSession):
         self.replica: Any = None
         self.reads = self
         self.remote_timeout_s = 4 * STATEMENT_TIMEOUT_S
+        self.failed_s = float("-inf")
 
     async def open(self) -> None:
         """As `Postgres.open`."""
@@ -253,7 +255,11 @@ class SimulatedPostgres(_InSession):
         if self.remote is not None and self.remote.takes(query, parameters):
             timeout_s = self.remote_timeout_s
             return await self.remote.call(method, query, parameters, timeout_s=timeout_s)
-        return await super().call(method, query, parameters)
+        try:
+            return await super().call(method, query, parameters)
+        except PostgresDown:
+            self.failed_s = time.monotonic()
+            raise
 
     def with_own_pool(self, _connections_max: int) -> SimulatedPostgres:
         """As `Postgres.with_own_pool`."""
