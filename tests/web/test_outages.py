@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
 
 import pytest
 from recording_host import Host, known
@@ -13,8 +15,10 @@ from headrace.engines.postgres_servers import NoPrimary
 from headrace.engines.sql import Query
 from headrace.web import outages
 from headrace.web.history import History
+from headrace.web.joined_outages import EngineOutage, join_outages
 
 CUT = "host c did not reach PostgreSQL and Valkey for about"
+NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 COUNT = Query("count", "", "SELECT count(*) FROM headrace.engine_outage", ())
 
 
@@ -246,6 +250,32 @@ async def test_a_host_keeps_a_bounded_number_of_outages(three, reader, monkeypat
         await a.pass_s(6)
     await a.pass_s(10)
     assert await a.postgres.value(COUNT) == 3
+
+
+def test_the_text_of_an_ended_outage_does_not_depend_on_other_outages():
+    """Neither on the order of rows, nor on an outage that follows."""
+
+    def row(host, engine, began_s, until_s, cause):
+        began_at, until_at = (NOON + timedelta(seconds=at_s) for at_s in (began_s, until_s))
+        return EngineOutage(
+            host=host, engine=engine, causes=[cause], began_at=began_at, until_at=until_at
+        )
+
+    cut = [
+        row("a", "postgres", 0, 30, "host unreachable"),
+        row("a", "valkey", 2, 30, "connection lost"),
+        row("a", "blobs", 8, 30, "no answer in time"),
+        *(row(host, "postgres", 2, 12, "commits waited") for host in "bc"),
+    ]
+    later = [row(host, "blobs", 90, 120, "no answer in time") for host in "abc"]
+    texts = {
+        one.text
+        for rows in permutations(cut)
+        for found in (rows, (*later, *rows))
+        for one in join_outages(found, lambda _: True)
+        if one.hosts == ["a"]
+    }
+    assert len(texts) == 1, texts
 
 
 @pytest.mark.parametrize(

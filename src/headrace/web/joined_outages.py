@@ -74,6 +74,8 @@ def join_outages(
 
     `is_reached`: another host ran during the outage and recorded none of this engine.
     """
+    # In one order, whatever else was read: a part of an outage has the causes of the first of them.
+    found = sorted(found, key=lambda one: (_place(one), one.began_at, one.host))
     own = [
         group[0] for group in _by_engine(found) if len(_hosts(group)) == 1 and is_reached(group[0])
     ]

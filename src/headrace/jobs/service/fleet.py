@@ -75,8 +75,12 @@ class Fleet:
         silent_s = self._config.host_silent_s
         found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
         is_unwritten = any(one.shown.is_silent and not one.is_written for one in found)
-        if is_unwritten and await find_commit_wait(self._postgres) is not None:
-            self._waited_s = time.monotonic()
+        if is_unwritten:
+            if await find_commit_wait(self._postgres) is not None:
+                self._waited_s = time.monotonic()
+            else:
+                # A wait that ended since has made reports visible.
+                found = await store.fleet.fleet_hosts(self._postgres, silent_s=silent_s)
         failed_s = max(self._waited_s, self._postgres.failed_s)
         is_back = time.monotonic() - failed_s < silent_s
         return [
