@@ -16,7 +16,7 @@ import signal
 import subprocess
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 from tests.kit.forked import ended, start_forked
@@ -335,9 +335,18 @@ async def require_more(counted):
     await counted.require_exact()
 
 
-async def test_a_cut_tail_that_postgres_had_counted_is_detected(database_url, folder):
-    """PostgreSQL counted what the file never had."""
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
+async def test_a_cut_tail_that_postgres_had_counted_is_detected(database_url, folder, ahead_ms):
+    """PostgreSQL counted what the file never had.
+
+    If Valkey's clock was ahead before, the next ids are lower than those that were counted.
+    """
     async with counted_on(database_url, folder) as (counted, server):
+        if ahead_ms:
+            await counted.settle()
+            ahead = f"{int(datetime.now(UTC).timestamp() * 1000) + ahead_ms}-0"
+            for key in server.command("KEYS", "*:q"):
+                server.command("XADD", key.decode(), ahead, "a", "")
         for number in range(2):
             for _ in range(20):
                 await counted.hit()

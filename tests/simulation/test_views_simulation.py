@@ -19,13 +19,20 @@ from verification.simulation.world import World
 
 from headrace.engines.multiplex import ValkeyLost
 from headrace.engines.valkey import ValkeyDown
+from headrace.views.errors import NotCounting
 from headrace.views.model import Reclassify, Traffic
 from headrace.views.service import Views
 from headrace.views.settings import ViewsConfig
 from headrace.views.worker import Flusher
 
-SEEDS = [("views", 3), ("views", 4), ("feed", 1), ("feed", 2)]
 HOURS = 0.03
+SEEDS = [
+    ("views", 3, HOURS),
+    ("views", 4, HOURS),
+    ("views", 291137, 0.1),
+    ("feed", 1, HOURS),
+    ("feed", 2, HOURS),
+]
 SOAK_SEEDS = 200
 
 
@@ -34,9 +41,9 @@ def _quiet():
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 
 
-@pytest.mark.parametrize(("room", "seed"), SEEDS)
-def test_a_seed_breaks_no_promise(room, seed):
-    outcome = run_seed(scenario_of(room), seed, hours=HOURS)
+@pytest.mark.parametrize(("room", "seed", "hours"), SEEDS)
+def test_a_seed_breaks_no_promise(room, seed, hours):
+    outcome = run_seed(scenario_of(room), seed, hours=hours)
     assert not outcome.findings
     assert outcome.faults
 
@@ -248,6 +255,40 @@ def test_a_step_of_valkeys_clock_lowers_no_total(step_s):
     engines.start_flusher()
     engines.run(reader=reader)
     assert seen == [(total, total) for total in range(2, 12)]
+
+
+def test_hits_after_a_loss_with_a_clock_that_is_behind_are_counted_or_refused():
+    """Views seed 291137: ids followed the old end of the stream, below the flush offset."""
+    engines, seen = Engines(ViewsConfig(shards=1)), []
+    valkey, postgres = engines.valkey, engines.postgres
+
+    async def api():
+        views = engines.views()
+        await views.hit("ad:1")
+        engines.world.step_clock(valkey.name, -3600.0)
+        end = valkey.units_end
+        for _ in range(9):
+            await views.hit("ad:1")
+        await asyncio.sleep(20.0)
+        engines.world.kill("flusher", restarts=False)
+        postgres.crash(down_s=10.0)
+        valkey.restart(end=end, down_s=1.0)
+        await asyncio.sleep(5.0)
+        with suppress(NotCounting):
+            await views.hit("ad:1")
+            seen.append("counted")
+        await asyncio.sleep(10.0)
+        for _ in range(4):
+            await views.hit("ad:1")
+        engines.start_flusher("next")
+        await asyncio.sleep(30.0)
+        [total] = await views.totals(["ad:1"])
+        seen.append(total.total)
+
+    engines.start_flusher()
+    engines.run(api=api)
+    assert seen == [14]
+    assert dict(engines.tables.totals.items()) == {("ad:1", 0): 14}
 
 
 def test_shards_of_a_dead_flusher_are_taken_over_after_the_clock_was_set_back():

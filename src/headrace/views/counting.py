@@ -84,7 +84,10 @@ class Shards:
                 await self.ready()
 
     async def set_up(self, shard: int) -> None:
-        """Set up a shard that is new or empty in Valkey at its offset. Raises: NotCounting."""
+        """Set up a shard at its offset in a Valkey that started or is empty.
+
+        Raises: NotCounting.
+        """
         try:
             state = await self._breaker.call(
                 lambda: store.find_shard(self._postgres, shard), wait_s=SET_UP_S

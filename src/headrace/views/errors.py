@@ -55,7 +55,7 @@ class ShardsFixed(Conflict):
 
 
 class NotCounting(Unavailable):
-    """Valkey is empty and PostgreSQL, which stores the offset, is down; nothing was counted."""
+    """Valkey started, and PostgreSQL, which stores the offset, is down; nothing was counted."""
 
     code = "views.not_counting"
 

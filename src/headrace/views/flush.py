@@ -14,7 +14,8 @@ That one must not trim, because the entries it read may not be counted.
 is counted once one of them has it (`durability_wait.py`). Valkey may still lose data: its files
 deleted, an old copy restored, a lagging replica promoted. Then the anchor is missing: the entry at
 the offset, which trimming always keeps. New ids are then raised above the offset, and the cached
-totals, which may be too low, are dropped and refilled from PostgreSQL.
+totals, which may be too low, are dropped and refilled from PostgreSQL. The first caller after a
+start of Valkey raises the ids, because its clock may be behind; the flusher drops the totals.
 
 **Trim.** Entries stay for ten minutes after their flush. If PostgreSQL fails over to a standby
 without the last commits, the flush starts again at the standby's older offset.
@@ -264,6 +265,7 @@ class ShardFlush:
         if state == "ok" or self.through == START:
             return
         dropped = await self._valkey.drop_totals([self.shard])
+        await self._valkey.note_repaired(self.shard)
         streams_broken.inc()
         _log.warning(
             "views_stream_broken",

@@ -84,7 +84,7 @@ class Counted:
     """Reply to a call with hits."""
 
     entry: str | None
-    """Id of the new entry; empty: only known events; None: shard not set up."""
+    """Id of the new entry; empty: only known events; None: not set up since Valkey started."""
     totals: list[str]
     """The total of each hit; `-`: not cached; `x`: the entity is deleted."""
     unwritten_on: str = ""
@@ -111,7 +111,10 @@ class Pending:
     """Stream entries after an offset."""
 
     has_anchor: bool
-    """Whether the entry at the offset exists, so that no later entry is missing."""
+    """Whether the entry at the offset exists, so that no later entry is missing.
+
+    Also false until the shard is set up after a start of Valkey, and repaired after a loss.
+    """
     last: str
     """Id of the last entry of the stream; empty for an empty stream."""
     is_cut: bool
@@ -187,9 +190,16 @@ class ValkeyStore:
         return filled.decode().split(",") if state == b"ok" else None
 
     async def init(self, shard: int, *, through: str, corrections: int, shards: int) -> str:
-        """Set up a shard at PostgreSQL's offset: `ok`, `raised` or `gap`. Idempotent."""
+        """Set up a shard at PostgreSQL's offset: `ok`, `raised` or `gap`. Idempotent.
+
+        After a loss the state remains until `note_repaired`.
+        """
         arguments = [through, corrections, shards]
         return str((await self._call("headrace_views_init_v1", shard, arguments)).decode())
+
+    async def note_repaired(self, shard: int) -> None:
+        """Record that the cached totals were dropped after the stream lost its end."""
+        await self._connection.command("HDEL", self._key(shard, "m"), "broken")
 
     async def pending(
         self, shard: int, *, through: str, upto: str = "+", entries_max: int

@@ -5,7 +5,8 @@
 --   q          stream; one entry per call, with the hits in field `v`, separated by commas
 --   m          hash: `through` (recorded flush offset), `corrections` (highest known number of a
 --              correction: a deletion or a move between classes), `applied` (all corrections up to
---              this number are applied here), `shards` (number of shards), `noted_from` and
+--              this number are applied here), `shards` (number of shards), `broken` (the stream
+--              lost its end, and the cached totals are not dropped yet), `noted_from` and
 --              `older_to` (see below)
 --   c:<id>     total of an entity plus one, so that a key created by INCRBY differs from a total of
 --              0; the text `x`: the entity is deleted
@@ -32,10 +33,15 @@
 -- deleted together, `noted_from` rises to `older_to`, and `p` becomes `po`.
 
 local EVENT_S, UNIQUE_S = 86400, 259200
-local UNKNOWN = '0-1 0'
+local START, UNKNOWN = '0-1', '0-1 0'
 local HIT = '^([^*/!=+]+)%*?(%d*)/?(%a?)([^!=]*)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 local PENDING_BYTES, PENDING_STEP = 524288, 64
+
+-- Streams that were set up at PostgreSQL's offset since this server started or was promoted. The
+-- server may have lost the end of the others. If its clock is behind, too, new ids are below the
+-- offset, and a flush skips them. So only these streams are counted to.
+local is_set_up = {}
 
 local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
 local NAME_MAX, VIEWS_MAX, HITS_MAX = 128, 1000000, 1000
@@ -361,7 +367,8 @@ end
 -- headrace_views_hit_v1: count hits.
 -- ARGV: hits; lowest milliseconds of the new entry's id (0: any); seconds by which the time zone of
 -- days is ahead of UTC.
--- Reply: id of the new entry (nil: shard not set up, nothing counted; empty: only known events);
+-- Reply: id of the new entry (nil: shard not set up since the server started, nothing counted;
+-- empty: only known events);
 -- the total of each hit, - (not cached) or x (deleted), separated by commas; empty, or the run id
 -- of this server while the hits are not in its append-only file yet.
 -- Error: a hit is invalid or belongs to another shard, or there are over 1,000 hits; nothing was
@@ -372,6 +379,9 @@ end
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
+  if not is_set_up[stream] then
+    return {false, '', ''}
+  end
   if string.find(line, '[*/!=+]') then
     return hit_marked(stream, floor, offset_s, line)
   end
@@ -501,16 +511,8 @@ local function note_corrections(mark, corrections)
   end
 end
 
--- headrace_views_init_v1: set up a shard at PostgreSQL's offset.
--- KEYS[2]: m. ARGV: offset, corrections, shards.
--- Reply: ok (the entry at the offset exists), raised (the stream ended before the offset; new ids
--- are higher now) or gap (the entry is missing, but later entries exist).
-local function init(keys, args)
-  local stream, mark, through = keys[1], keys[2], args[1]
-  redis.call('HSET', mark, 'through', through, 'shards', args[3])
-  redis.call('HSETNX', mark, 'noted_from', last_of(stream))
-  redis.call('HSETNX', mark, 'applied', args[2])
-  note_corrections(mark, args[2])
+-- Move the end of the stream to the offset. Return the state that `init` replies.
+local function anchor(stream, through)
   if redis.call('XRANGE', stream, through, through)[1] then
     return 'ok'
   end
@@ -523,12 +525,35 @@ local function init(keys, args)
   return 'gap'
 end
 
+-- headrace_views_init_v1: set up a shard at PostgreSQL's offset.
+-- KEYS[2]: m. ARGV: offset, corrections, shards.
+-- Reply: ok (the entry at the offset exists), raised (the stream ended before the offset; new ids
+-- are higher now) or gap (the entry is missing, but later entries exist). Raised and gap are
+-- returned until the field `broken` of m is deleted.
+local function init(keys, args)
+  local stream, mark, through = keys[1], keys[2], args[1]
+  -- An empty server has no cached totals to drop; those of hits since then are right.
+  local was_empty = redis.call('EXISTS', mark) == 0
+  redis.call('HSET', mark, 'through', through, 'shards', args[3])
+  redis.call('HSETNX', mark, 'noted_from', last_of(stream))
+  redis.call('HSETNX', mark, 'applied', args[2])
+  note_corrections(mark, args[2])
+  is_set_up[stream] = true
+  local state = anchor(stream, through)
+  if state ~= 'ok' and through ~= START and not was_empty then
+    redis.call('HSET', mark, 'broken', state)
+  end
+  return redis.call('HGET', mark, 'broken') or state
+end
+
 -- headrace_views_pending_v1: read entries to flush. Read-only.
 -- ARGV: offset; highest id, or +; maximum number of entries.
--- Reply: 1 if the entry at the offset exists, else 0; id of the last entry of the stream, or empty;
--- 1 if more entries may follow (the reply is also limited in bytes); then id and hits, alternating.
+-- Reply: 1 if the entry at the offset exists and no repair is due, else 0; id of the last entry of
+-- the stream, or empty; 1 if more entries may follow (the reply is also limited in bytes); then id
+-- and hits, alternating.
 local function pending(keys, args)
   local last = redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
+  local is_sound = is_set_up[keys[1]] and not redis.call('HGET', base_of(keys[1]) .. 'm', 'broken')
   local reply = {0, last and last[1] or '', 1}
   local from, entries_left, bytes_left = args[1], args[3] + 1, PENDING_BYTES
   while entries_left > 0 and bytes_left > 0 do
@@ -536,7 +561,7 @@ local function pending(keys, args)
     local rows = redis.call('XRANGE', keys[1], from, args[2], 'COUNT', step)
     for _, row in ipairs(rows) do
       if row[1] == args[1] then
-        reply[1] = 1
+        reply[1] = is_sound and 1 or 0
       else
         reply[#reply + 1] = row[1]
         reply[#reply + 1] = row[2][2]
