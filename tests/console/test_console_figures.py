@@ -288,7 +288,7 @@ def test_troubles_of_the_rooms_are_issues_with_remedies():
     texts = [one.subject for one in feed_issues(PanelData(backlog), PanelData(shards))]
     assert texts == [
         "feed: scheduled posts are late",
-        "feed: sweep is late",
+        "feed: changes are confirmed late",
         "feed: index is not ready",
     ]
     alone = ShardLag(shard=0, through="0-1", pending=1, oldest_s=90.0, flusher=None)

@@ -431,7 +431,7 @@ async def test_why_a_photo_waits_and_why_it_failed(shop, command, process):
     assert "a good copy is stored" in one.ahead
     assert (one.waiting_runs, one.job) == ([], None)
     (other,) = (await shop.fetch.links.why(gone)).customers
-    assert "1 more whole catalogues" in other.ahead
+    assert "1 more whole catalogue," in other.ahead
     shown = (await command("why", gone))[1]
     assert "there is no photo at this link (404): correct the link" in shown
     assert "lane: " in shown

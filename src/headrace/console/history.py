@@ -221,14 +221,14 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
     "views": (
         Spec("views_hits", "Hits", tones={"refused": "bad"}),
         Spec("views_flushed", "Views written to PostgreSQL"),
-        Spec("views_lag", "Flush lag", "line"),
+        Spec("views_lag", "Oldest hit not yet in PostgreSQL", "line"),
     ),
     "feed": (
         Spec("feed_pages", "Pages by source", tones={"postgres": "warn"}),
         Spec("feed_posts", "New posts"),
         Spec("feed_page_time", "Page latency", "line"),
         Spec("feed_page_time", "Latency of each page", "heat"),
-        Spec("feed_lag", "Sweep lag", "line"),
+        Spec("feed_lag", "Oldest unconfirmed change", "line"),
     ),
     "media": (
         Spec("media_requests", "Requests by status", groups=STATUS_GROUPS, tones=HTTP_TONES),

@@ -328,7 +328,7 @@ def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa:
     terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
 
 
-@views.command("lag", short_help="Show the flush lag.")
+@views.command("lag", short_help="Show which hits PostgreSQL does not have yet.")
 def show_lag(terminal: Terminal) -> None:
     """Show for each shard the entries that are not in PostgreSQL yet."""
     found = terminal.run(Views, lambda views: views.analytics.lag())

@@ -223,9 +223,10 @@ def feed_issues(backlog: PanelData[Any], shards: PanelData[Sequence[Any]]) -> It
     if found is not None and found.unswept_s > FEED_LAG_S:
         yield Issue(
             tone="warn",
-            subject="feed: sweep is late",
+            subject="feed: changes are confirmed late",
             href=f"{PREFIX}/feed/index",
-            text=f"the oldest change has waited {format_duration(found.unswept_s)}",
+            text="the flusher has not yet confirmed that Valkey has all changes: the oldest is"
+            f" {format_duration(found.unswept_s)} old",
             fix="Check that a flusher runs: `headrace flusher`.",
         )
     ahead = [shard for shard in shards.value or () if shard.state == "ahead"]

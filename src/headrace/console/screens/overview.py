@@ -166,26 +166,28 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
 
 
 def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) -> System:
-    """Views: hit rate and flush lag."""
+    """Views: hit rate, and what PostgreSQL does not have yet."""
     per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
-    oldest, pending = UNKNOWN, UNKNOWN
+    behind = UNKNOWN
     if lag.value is not None:
-        oldest = format_duration(max((shard.oldest_s for shard in lag.value), default=0.0))
-        pending = format_count(sum(shard.pending for shard in lag.value))
+        oldest_s = max((shard.oldest_s for shard in lag.value), default=0.0)
+        pending = sum(shard.pending for shard in lag.value)
+        behind = f"{pluralize(pending, 'call')}, oldest {format_duration(oldest_s)}"
+        behind = behind if pending else "none"
     return System(
         name="views",
-        what="visitors → totals, series, tops",
+        what="visitors → totals, charts, top lists",
         rate=given.text(given.shown(per_s, "views_hits", "counted")),
         at=given.at(per_s),
         recent=rates.note("views", per_s),
         unit="hits/s",
-        facts=[("flush lag", oldest), ("unflushed calls", pending)],
+        facts=[("not yet in PostgreSQL", behind)],
         error=lag.error,
     )
 
 
 def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
-    """Feed: page rate, change rate and sweep lag."""
+    """Feed: page rate, change rate and the oldest unconfirmed change."""
     per_s = rates.rate_per_s("feed_pages_total")
     changes_per_s = rates.rate_per_s("feed_changes_total")
     # The history has no series of changes.
@@ -199,7 +201,7 @@ def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
         unit="pages/s",
         facts=[
             *changes,
-            ("sweep lag", format_duration(sweep_lag_s(rates))),
+            ("oldest unconfirmed change", format_duration(sweep_lag_s(rates))),
         ],
         error=shards.error,
     )
@@ -225,7 +227,7 @@ def media_card(rates: Rates, given: RoomRates, *, is_installed: bool) -> System:
 
 
 def sweep_lag_s(rates: Rates) -> float | None:
-    """Age of the oldest unswept feed change; None without a flusher on this machine."""
+    """Age of the oldest unconfirmed feed change; None without a flusher on this machine."""
     return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
 
 

@@ -63,6 +63,7 @@ from headrace.kernel.errors import mismatch
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.resilience import crash_point
 from headrace.kernel.routes import PAGE_ROWS_MAX
+from headrace.kernel.terminal import pluralize
 
 HOST_CHARACTERS_MAX: Final = 300
 CUSTOMERS_MAX: Final = 20
@@ -326,8 +327,8 @@ def ahead_of(
     )
     if link.rounds_left > 0:
         return (
-            f"{kept}skipped by {link.rounds_left} more whole catalogues, then requested again"
-            f"{latest}{pause}"
+            f"{kept}skipped by {pluralize(link.rounds_left, 'more whole catalogue')}, then requested"
+            f" again{latest}{pause}"
         )
     return f"{kept}requested again by the next catalogue that lists it{latest}{pause}"
 
