@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import pytest
 from site_clients import SiteClients
 from tests.kit.hosts import Host, Hosts
 from tests.kit.processes import ROOT, HeadraceProcess, is_alive, wait_until
@@ -335,26 +334,6 @@ class SeveralHosts(SiteClients):
             for process in machine.running.values():
                 process.end()
         await self.postgres.close()
-
-
-def old_code(folder: Path) -> Path:
-    """The package as it was when the schema last changed; a skip if that is the present one."""
-    git = ["git", "-C", str(ROOT)]
-    paths = [f":(glob)src/headrace/*/{name}/**" for name in ("sql/migrations", "lua")]
-    found = subprocess.run(
-        [*git, "log", "-1", "--format=%H", "--", *paths], capture_output=True, check=False
-    )
-    commit = found.stdout.decode().strip()
-    if not commit:
-        pytest.skip("no history of git: which older code has the present schema is unknown")
-    changed = subprocess.run([*git, "diff", "--quiet", commit, "--", *paths], check=False)
-    same = subprocess.run([*git, "diff", "--quiet", commit, "--", "src"], check=False)
-    if changed.returncode or not same.returncode:
-        pytest.skip("no older code has the present schema")
-    folder.mkdir()
-    archive = subprocess.run([*git, "archive", commit, "src"], capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    return folder / "src"
 
 
 def metrics_of(machine: Machine) -> str:

@@ -12,7 +12,8 @@ import time
 
 import pytest
 from engine_hosts import StoreHost, ValkeyHost
-from several_hosts import SeveralHosts, metrics_of, old_code
+from several_hosts import SeveralHosts, metrics_of
+from tests.kit.old_code import extract_old_code, missing_old_code
 from tests.kit.processes import ROOT
 from tests.kit.site import photo_host
 from tests.kit.waiting import wait_true
@@ -197,7 +198,9 @@ async def test_each_host_with_an_engine_may_be_killed_and_cut_off(all_hosts, pat
 @pytest.mark.soak
 async def test_old_and_new_code_run_side_by_side(make_several, shared_engines, tmp_path):
     """Host by host, as the page shows: no request is refused and nothing is lost."""
-    old = old_code(tmp_path / "old")
+    if reason := missing_old_code():
+        pytest.skip(reason)
+    old = extract_old_code(tmp_path / "old")
     site = await make_several(shared_engines, code=old)
     async with site.traffic():
         await site.wait_back(0.0)

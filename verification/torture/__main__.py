@@ -89,7 +89,7 @@ def can_run(name: str, words: argparse.Namespace) -> bool:
     """Whether a fault can run here; otherwise print the reason."""
     fault = FAULTS[name]
     reason = fault.missing()
-    if reason or not rooms_of(fault, words) or fault.apply is None:
+    if reason or not rooms_of(fault, words):
         print(f"{name}: skipped, {reason or next(iter(fault.without.values()), 'no such room')}")
         return False
     return True

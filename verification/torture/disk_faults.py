@@ -1,4 +1,4 @@
-"""Faults of disks: full, slow, torn and rotten."""
+"""Faults of disks: full, slow, torn, rotten and forgetful."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import mmap
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Final
 
 from tests.kit.processes import descendants
 from tests.kit.storm.media_cluster import Node
+from tests.kit.storm.storm import frozen, send_signal
 
 from verification.torture.site import Site
 
@@ -75,6 +77,27 @@ async def fill_disk(site: Site) -> None:
         os.close(descriptor)
         ballast.unlink()
     await site.revive_engines()
+
+
+async def forget_writes(site: Site) -> float:
+    """Kill PostgreSQL; its disk has lost all writes of some seconds, also those it confirmed.
+
+    The disk kept the order of writes, so its content is that of an earlier moment.
+    """
+    folder, kept = site.disk / "data" / "postgres", site.disk / "kept"
+    with frozen(site.engines.postgres_pid):
+        await asyncio.to_thread(subprocess.run, ["cp", "-a", folder, kept], check=True)
+    await site.pass_time(site.chance.uniform(0.5, 4.0))
+    began_s = time.monotonic()
+    pid = site.engines.postgres_pid
+    with frozen(pid):
+        for one in (*descendants(pid), pid):
+            send_signal(one)
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    await site.engines.restart("postgres")
+    site.doubt(began_s)
+    return began_s
 
 
 async def refuse_writes(site: Site) -> None:

@@ -38,6 +38,7 @@ VERSION = "18"
 ENCRYPTED = "15"
 """The distribution's: the wheel's servers are built without TLS."""
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+RELOAD = "SELECT pg_reload_conf()"
 SYNCHRONOUS = "ALTER SYSTEM SET synchronous_standby_names = '*'"
 SYNC_STATE = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
 
@@ -158,10 +159,12 @@ async def reshard(site: Site) -> None:
 
 
 class Pair:
-    """A primary with one synchronous standby; each failover makes a new standby."""
+    """A primary with one standby; each failover makes a new standby."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_synchronous: bool) -> None:
+        folder.mkdir(parents=True)
         self._folder = folder
+        self._is_synchronous = is_synchronous
         self._made = 0
         self.primary = self._new()
         self.standby = self._new()
@@ -179,14 +182,25 @@ class Pair:
         await self.follow()
 
     async def follow(self) -> None:
-        """Start the standby; commits wait for it from then on."""
+        """Start the standby; if it is synchronous, commits wait for it from then on."""
         await self.standby.copy(self.primary, name="standby")
         await self.standby.start()
         await wait_true(lambda: run_statements(self.primary.url, STREAMING), what="it streams")
-        await run_statements(self.primary.url, SYNCHRONOUS)
-        await run_statements(self.primary.url, "SELECT pg_reload_conf()")
-        await wait_true(lambda: run_statements(self.primary.url, SYNC_STATE), what="it is sync")
+        if self._is_synchronous:
+            await run_statements(self.primary.url, SYNCHRONOUS)
+            await run_statements(self.primary.url, RELOAD)
+            await wait_true(lambda: run_statements(self.primary.url, SYNC_STATE), what="it is sync")
         self.has_standby = True
+
+    async def cut_off(self) -> None:
+        """Let the standby receive no commit from now on."""
+        await run_statements(self.standby.url, "ALTER SYSTEM SET primary_conninfo = ''")
+        await run_statements(self.standby.url, RELOAD)
+
+        async def is_cut_off() -> bool:
+            return not await run_statements(self.primary.url, STREAMING)
+
+        await wait_true(is_cut_off, what="the standby receives nothing")
 
     async def promote(self) -> None:
         """Kill the primary and promote the standby."""
@@ -203,9 +217,20 @@ class Pair:
 
 @asynccontextmanager
 async def pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
-    """A pair of PostgreSQL behind an address that leads to the primary."""
-    folder.mkdir(parents=True)
-    servers = Pair(folder)
+    """A primary and its synchronous standby, behind an address that leads to the primary."""
+    async with _pair(Pair(folder, is_synchronous=True), endpoints) as servers:
+        yield servers
+
+
+@asynccontextmanager
+async def lagging_pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
+    """A primary and its asynchronous standby, behind an address that leads to the primary."""
+    async with _pair(Pair(folder, is_synchronous=False), endpoints) as servers:
+        yield servers
+
+
+@asynccontextmanager
+async def _pair(servers: Pair, endpoints: Endpoints) -> AsyncIterator[Servers]:
     try:
         await servers.start()
         with ChaosProxy(servers.primary.url) as address:
@@ -217,10 +242,25 @@ async def pair(folder: Path, endpoints: Endpoints) -> AsyncIterator[Servers]:
 
 
 async def fail_over(site: Site) -> float:
-    """Kill the primary and promote the synchronous standby; make one first if it has none."""
-    servers, address = site.servers.control
+    """Kill the primary and promote the standby; make one first if it has none."""
+    servers, _ = site.servers.control
     if not servers.has_standby:
         await site.supervised(servers.follow())
+    return await _promote(site)
+
+
+async def fail_over_behind(site: Site) -> float:
+    """Promote a standby that lacks the commits of the last seconds."""
+    servers, _ = site.servers.control
+    if not servers.has_standby:
+        await site.supervised(servers.follow())
+    await site.supervised(servers.cut_off())
+    await site.pass_time(site.chance.uniform(0.5, 4.0))
+    return await _promote(site)
+
+
+async def _promote(site: Site) -> float:
+    servers, address = site.servers.control
     began_s = time.monotonic()
     await servers.promote()
     address.lead_to(servers.primary.url)

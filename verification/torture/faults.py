@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.kit.chaos import BLACK_HOLE, ONE_WAY, RESET, delay
+from tests.kit.old_code import missing_old_code
 
 from verification.torture import disk_faults as disk
 from verification.torture import engine_faults as engine
@@ -25,8 +26,7 @@ class Fault:
 
     text: str
     """What happens, for the page."""
-    apply: Apply | None
-    """None: it is not implemented, and `without` has the reasons."""
+    apply: Apply
     without: Mapping[str, str] = field(default_factory=dict)
     """Rooms that it does not meet, each with the reason."""
     missing: Callable[[], str | None] = lambda: None
@@ -45,11 +45,6 @@ def only(rooms: str, reason: str) -> dict[str, str]:
     return {room: reason for room in ROOMS if room not in rooms.split()}
 
 
-def none(reason: str) -> dict[str, str]:
-    """The reason for all rooms."""
-    return only("", reason)
-
-
 NO_VALKEY: Final = {
     "jobs": "jobs sends no command to Valkey",
     "fetch": "fetch sends no command to Valkey",
@@ -63,6 +58,7 @@ NO_SCHEDULER: Final = only("jobs fetch", "the room has no scheduler")
 NO_FLUSHER: Final = only("views feed", "the room has no flusher")
 NO_API: Final = only("jobs views feed", "the room's clients here do not use the API")
 NO_NODE: Final = only("media", "the room has no media node")
+LACKS_COMMITS: Final = "the commits of these seconds are lost; only views writes them again"
 NO_CACHE: Final = only("media", "only media keeps files that it can replace")
 FAULTS: Final[dict[str, Fault]] = {
     "kill-slot": Fault("SIGKILL of a slot", process.storm("kill_slot"), NO_SLOT),
@@ -118,12 +114,9 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "bit-rot": Fault("flipped bits in the cache of a running node", disk.rot_bits, NO_CACHE),
     "lost-fsync": Fault(
-        "a disk that forgets synced data",
-        None,
-        none(
-            "not built: needs a block device that records writes (dm-log-writes); a copy of the"
-            " files is no crash image. tests/promises/test_views_survive.py cuts the log of Valkey"
-        ),
+        "SIGKILL of PostgreSQL, and its disk lost the last seconds that it had confirmed",
+        disk.forget_writes,
+        only("views", LACKS_COMMITS) | NO_POSTGRES,
     ),
     "network-cut": Fault(
         "all packets to engines and bucket are lost", process.network(lambda _: BLACK_HOLE)
@@ -161,12 +154,10 @@ FAULTS: Final[dict[str, Fault]] = {
         needs=Needs(servers=engine.pair),
     ),
     "failover-async": Fault(
-        "an asynchronous standby is promoted",
-        None,
-        none(
-            "not built: the checkers cannot distinguish the loss that the lag allows;"
-            " tests/hosts/test_failover.py has synchronous standbys"
-        ),
+        "a standby that lacks the last commits is promoted after SIGKILL of its primary",
+        engine.fail_over_behind,
+        only("views", LACKS_COMMITS) | NO_POSTGRES,
+        needs=Needs(servers=engine.lagging_pair),
     ),
     "resharding": Fault(
         "hash slots of a Valkey cluster move",
@@ -201,7 +192,10 @@ FAULTS: Final[dict[str, Fault]] = {
         only("media", "objects of this site are files; with S3: tests/engines"),
     ),
     "old-and-new": Fault(
-        "two releases side by side", None, none("nothing was released: there is no old release")
+        "roles of older code, which has the same schema, beside the present ones; some swap",
+        load.swap_code,
+        missing=missing_old_code,
+        needs=Needs(has_old_code=True),
     ),
     "time-zone": Fault(
         "another time zone of sessions and of a worker", load.change_time_zone, NO_POSTGRES

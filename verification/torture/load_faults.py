@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ async def slow_clients(site: Site) -> None:
             await site.pass_time(0.08)
 
 
-async def rolling_restart(site: Site) -> None:
+async def rolling_restart(site: Site, before: Callable[[str], None] = lambda _: None) -> None:
     """Restart one role of each kind in order, and a media node; each is ready before the next."""
     for kind in sorted({ROLES[name] for name in site.roles}):
         name = site.pick(kind)
@@ -59,17 +60,25 @@ async def rolling_restart(site: Site) -> None:
         code = await asyncio.to_thread(process.wait_exit)
         site.note_exit(name, process, code)
         site.forget(process)
+        before(name)
         started = site.start_role(name)
         if kind in ("agent", "work"):
             await wait_true(lambda p=started: site.supervised_once(p), what=f"{name} is registered")
     if site.media is not None:
         node = site.media.pick()
+        before(node.name)
+        node.code = site.code_of(node.name)
         ended, node.process = node.process, None
         ended.signal(signal.SIGTERM)
         node_exit = await asyncio.to_thread(ended.wait_exit)
         site.note_exit(node.name, ended, node_exit)
         if node.process is None:
             node.start()
+
+
+async def swap_code(site: Site) -> None:
+    """Restart one role of each kind and a media node with the other of two versions."""
+    await rolling_restart(site, site.swap_code)
 
 
 async def exhaust_postgres(site: Site) -> None:

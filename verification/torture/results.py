@@ -199,12 +199,12 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
         missing = [
             room for room in fault.rooms if room not in records.get(name, {}).get("rooms", ())
         ]
-        if missing and fault.apply is not None:
+        if missing:
             reasons["no run is recorded yet"] = missing
         left += [f"| {name} | {', '.join(found)} | {text} |" for text, found in reasons.items()]
     parts = [HEAD, " ".join(summary), "\n".join(rows), "## Findings", findings_of(records)]
     parts += ["## Faults", "\n".join(faults)]
-    parts += ["## Not applicable, not built or not run", "\n".join(left)]
+    parts += ["## Not applicable or not run", "\n".join(left)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -227,8 +227,6 @@ def is_known(fault: str, seed: int | None) -> bool:
 
 def shown_runs(fault: Fault, record: Mapping[str, Any] | None) -> str:
     """The runs that each room of a fault has at least."""
-    if fault.apply is None:
-        return "not built"
     rooms = record["rooms"] if record else {}
     return str(min(len(rooms.get(room, ())) for room in fault.rooms))
 

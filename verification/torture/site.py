@@ -27,6 +27,7 @@ import httpx
 import valkey.asyncio
 from tests.kit.chaos import PASS, ChaosProxy, Mode
 from tests.kit.checkers import Finding
+from tests.kit.old_code import extract_old_code
 from tests.kit.processes import HeadraceProcess
 from tests.kit.stepped_clock import install_stepped_clock, set_clock
 from tests.kit.storm.room_feed import FeedRoom
@@ -72,6 +73,8 @@ class Needs:
     mounted: Callable[[Path], AbstractContextManager[Path]] | None = None
     """Mounts the disk of the site."""
     has_stepped_clock: bool = False
+    has_old_code: bool = False
+    """Whether every second role starts with older code."""
     servers: Callable[[Path, Endpoints], AbstractAsyncContextManager[Any]] | None = None
     """Starts servers that replace the embedded ones; see `engine_faults`."""
 
@@ -124,6 +127,9 @@ class Site(Storm):
         self.promised_losses: dict[str, int] = {}
         self.servers: Any = None
         """The servers of the fault, beside the embedded engines."""
+        self.old_code: Path | None = None
+        """A folder with older code, for the roles and nodes of `old`."""
+        self.old: set[str] = set()
         self.is_repeating = False
         """Whether each writing request is sent twice."""
 
@@ -152,6 +158,13 @@ class Site(Storm):
         return httpx.AsyncClient(
             base_url=f"http://{self.address}", headers=self.headers, timeout=60, transport=transport
         )
+
+    def code_of(self, name: str) -> Path | None:
+        return self.old_code if name in self.old else None
+
+    def swap_code(self, name: str) -> None:
+        """Let a role or node have the other code from its next start on."""
+        self.old ^= {name}
 
     def keep_up(self) -> None:
         super().keep_up()
@@ -363,6 +376,9 @@ async def open_site(
         parts = {"endpoints": seen, "postgres": postgres, "chance": chance, "direct": endpoints}
         site = Site(folder / "fleet", engines, proxies, **parts)
         site.servers = servers
+        if needs.has_old_code:
+            site.old_code = extract_old_code(folder / "old")
+            site.old = set(list(ROLES)[::2])
         stack.callback(site.end)
         for name in rooms:
             room = ROOMS[name]()

@@ -128,15 +128,17 @@ class Fleet:
         host: str = "host",
         app: str = "fleet_app:app",
         url: str | None = None,
+        code: Path | None = None,
         **settings: str,
     ) -> HeadraceProcess:
-        """One more process, perhaps with another URL of the database or other settings."""
+        """One more process, perhaps with another URL of the database, settings or package."""
         own = {"POSTGRES_URL": url} if url else {}
         arguments = [role] if role == "flusher" else [role, app]
         arguments += ["--name", host] if role == "agent" else []
-        process = HeadraceProcess(
-            arguments, folder=self.folder, env=self.environment(**own, **settings)
-        )
+        env = self.environment(**own, **settings)
+        if code is not None:
+            env["PYTHONPATH"] = os.pathsep.join([str(code), env["PYTHONPATH"]])
+        process = HeadraceProcess(arguments, folder=self.folder, env=env)
         self._processes.append(process)
         return process
 

@@ -45,6 +45,8 @@ class Node:
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self._bucket = bucket
         self.process: HeadraceProcess | None = None
+        self.code: Path | None = None
+        """A folder with another version of the package; None: the present one."""
 
     @property
     def member(self) -> Member:
@@ -69,6 +71,7 @@ class Node:
             **self.settings,
         }
         env = {f"HEADRACE_MEDIA_{name}": value for name, value in settings.items()}
+        env |= {} if self.code is None else {"PYTHONPATH": str(self.code)}
         env |= {"HEADRACE_DATA_FOLDER": str(self.folder / "data"), "HEADRACE_SECRET": SECRET}
         self.process = HeadraceProcess(
             ["media", "serve"], folder=self.folder, env={**env, **self._bucket.env}

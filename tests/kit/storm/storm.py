@@ -156,9 +156,20 @@ class Storm(Fleet):
         """Start or replace a role."""
         url = self.proxy.url if name in FAR else None
         settings |= {"WEB_LISTEN": self.address} if name == "api" else {}
-        process = self.start(ROLES[name], host=name, app="storm_app:app", url=url, **settings)
+        process = self.start(
+            ROLES[name],
+            host=name,
+            app="storm_app:app",
+            url=url,
+            code=self.code_of(name),
+            **settings,
+        )
         self.roles[name] = process
         return process
+
+    def code_of(self, _name: str) -> Path | None:
+        """A folder with the package that a role runs; None: the present one."""
+        return None
 
     def of_kind(self, *kinds: str) -> list[str]:
         return [name for name in self.roles if ROLES[name] in kinds]
