@@ -327,8 +327,8 @@ def ahead_of(
     )
     if link.rounds_left > 0:
         return (
-            f"{kept}skipped by {pluralize(link.rounds_left, 'more whole catalogue')}, then requested"
-            f" again{latest}{pause}"
+            f"{kept}skipped by {pluralize(link.rounds_left, 'more whole catalogue')}, then"
+            f" requested again{latest}{pause}"
         )
     return f"{kept}requested again by the next catalogue that lists it{latest}{pause}"
 
