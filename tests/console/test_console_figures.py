@@ -292,7 +292,7 @@ def test_troubles_of_the_rooms_are_issues_with_remedies():
         "feed: index is not ready",
     ]
     alone = ShardLag(shard=0, through="0-1", pending=1, oldest_s=90.0, flusher=None)
-    texts = [one.subject for one in views_issues(PanelData([alone]), is_settled=True)]
+    texts = [one.subject for one in views_issues(PanelData([alone]))]
     assert texts == ["views: no flusher", "views: flush is late"]
 
 

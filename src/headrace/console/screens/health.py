@@ -85,6 +85,8 @@ class Issue:
     since_at: datetime | None = None
     last_at: datetime | None = None
     remedies: Sequence[Remedy] = ()
+    may_follow_outage: bool = False
+    """Every outage of PostgreSQL causes it, and it ends by itself a moment later."""
 
 
 def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
@@ -275,11 +277,8 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
         )
 
 
-def fleet_issues(fleet: PanelData[FleetState], *, is_settled: bool) -> Iterator[Issue]:
-    """Open alerts, silent hosts, and a fleet without a scheduler.
-
-    `is_settled`: PostgreSQL takes writes, and did a moment ago; else no scheduler can lead.
-    """
+def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
+    """Open alerts, silent hosts, and a fleet without a scheduler."""
     if fleet.value is None:
         return
     alerted = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
@@ -304,13 +303,14 @@ def fleet_issues(fleet: PanelData[FleetState], *, is_settled: bool) -> Iterator[
                 text="no longer reports",
                 fix=FIXES[HOST_RULE],
             )
-    if is_settled and not fleet.value.plan.is_led:
+    if not fleet.value.plan.is_led:
         yield Issue(
             tone="warn",
             subject="no scheduler runs",
             href=f"{PREFIX}/jobs/hosts",
             text="slots are not moved, and crons do not run",
             fix="Start `headrace scheduler`, or `headrace up`, which includes it.",
+            may_follow_outage=True,
         )
 
 
@@ -386,11 +386,8 @@ def _of_deaths(line: Sequence[Mark]) -> Issue:
     )
 
 
-def queue_issues(queues: PanelData[Sequence[QueueStatus]], *, is_settled: bool) -> Iterator[Issue]:
-    """Queues with waiting jobs that are paused or have no worker.
-
-    Agents declare their queues again after an outage of PostgreSQL: `is_settled` as above.
-    """
+def queue_issues(queues: PanelData[Sequence[QueueStatus]]) -> Iterator[Issue]:
+    """Queues with waiting jobs that are paused or have no worker."""
     for queue in queues.value or ():
         if not queue.ready:
             continue
@@ -405,7 +402,7 @@ def queue_issues(queues: PanelData[Sequence[QueueStatus]], *, is_settled: bool) 
                 fix="Resume the queue when its jobs may run.",
                 remedies=[Remedy("jobs.resume_queue", {"queue": queue.queue}, "Resume")],
             )
-        elif is_settled and not queue.is_known and not queue.decisions:
+        elif not queue.is_known and not queue.decisions:
             yield Issue(
                 tone="warn",
                 subject=f"queue {queue.queue}",
@@ -413,6 +410,7 @@ def queue_issues(queues: PanelData[Sequence[QueueStatus]], *, is_settled: bool) 
                 text=f"{waiting}, and no running application declares the queue",
                 fix="Start an agent whose application declares it, or take its jobs with"
                 " `headrace jobs take`.",
+                may_follow_outage=True,
             )
 
 

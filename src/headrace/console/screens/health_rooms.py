@@ -174,15 +174,12 @@ def trouble_issues(troubles: PanelData[Sequence[Any]] | None) -> Iterator[Issue]
         )
 
 
-def views_issues(lag: PanelData[Sequence[Any]], *, is_settled: bool) -> Iterator[Issue]:
-    """Late flushes of views, and shards without a flusher.
-
-    `is_settled`: PostgreSQL takes writes, and did a moment ago; else no flusher has a shard.
-    """
+def views_issues(lag: PanelData[Sequence[Any]]) -> Iterator[Issue]:
+    """Late flushes of views, and shards without a flusher."""
     shards = lag.value or ()
     alone = sum(shard.flusher is None for shard in shards)
     oldest_s = max((shard.oldest_s for shard in shards), default=0.0)
-    if alone and is_settled:
+    if alone:
         yield Issue(
             tone="warn",
             subject="views: no flusher",
@@ -190,6 +187,7 @@ def views_issues(lag: PanelData[Sequence[Any]], *, is_settled: bool) -> Iterator
             text=f"{pluralize(alone, 'shard')} of {len(shards):,} without one",
             fix="Start `headrace flusher`, or `headrace up`, which includes it. Hits wait in"
             " Valkey; totals include them already.",
+            may_follow_outage=True,
         )
     if oldest_s > VIEWS_LAG_S:
         yield Issue(

@@ -272,8 +272,12 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     history, found = await asyncio.gather(board_of(context, "overview"), _read(context))
     rates = context.rates
     given = RoomRates(rates, await newest_minute(context))
+    # After an outage of PostgreSQL, roles need a moment to take their leads and shards again.
+    failed_s = context.house.engines.postgres.failed_s
+    is_settled = found.commits.value is None and time.monotonic() - failed_s > SETTLED_S
+    issues = [one for one in _issues(context, found) if is_settled or not one.may_follow_outage]
     # The order within a tone is that of the sources.
-    issues = sorted(_issues(context, found), key=lambda one: one.tone != "bad")
+    issues.sort(key=lambda one: one.tone != "bad")
     cards = [
         jobs_card(rates, given, found.queues, found.fleet),
         fetch_card(rates, given, found.runs),
@@ -375,14 +379,11 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     )
     yield from health.secret_issues(found.secrets)
     yield from health.failure_issues(found.failures)
-    # After an outage of PostgreSQL, roles need a moment to take their leads and shards again.
-    failed_s = context.house.engines.postgres.failed_s
-    is_settled = found.commits.value is None and time.monotonic() - failed_s > SETTLED_S
-    yield from health.fleet_issues(found.fleet, is_settled=is_settled)
+    yield from health.fleet_issues(found.fleet)
     yield from health.lost_issues(found.load)
     yield from health.death_issues(found.marks)
     yield from health.role_issues(rates.gone())
-    yield from health.queue_issues(found.queues, is_settled=is_settled)
+    yield from health.queue_issues(found.queues)
     yield from health.kept_issues(found.queues, found.failures, found.load)
     yield from health.cron_issues(found.crons)
     if fetch is not None:
@@ -394,7 +395,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
         ]
         texts = Texts.load(config=fetch.config)
         yield from health_rooms.run_issues(found.runs, found.faulty_runs, sum(held), texts.outcome)
-    yield from health_rooms.views_issues(found.lag, is_settled=is_settled)
+    yield from health_rooms.views_issues(found.lag)
     yield from health_rooms.feed_issues(found.backlog, found.shards)
     yield from health_rooms.media_issues(rates, found.disks, found.nodes, OF_NODE)
     yield from health_rooms.stale_issues(rates.age_s("nodes"))
