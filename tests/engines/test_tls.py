@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import asyncpg
 import pytest
 from tests.kit.certificates import EXPIRED, LOOPBACK, certificate
@@ -113,9 +115,10 @@ async def test_wrong_parameters_are_named_and_are_no_outage(
     assert isinstance(found.value.__cause__, asyncpg.ClientConfigurationError)
 
 
-async def test_both_kinds_of_connections_verify_the_host_of_valkey(
-    servers_folder, ca_file, tmp_path
+async def test_both_kinds_of_connections_verify_the_certificate_of_valkey(
+    servers_folder, ca_file, tmp_path, monkeypatch
 ):
+    """`SSL_CERT_FILE` names the authorities of the system for OpenSSL."""
     if program_of("redis7") is None:
         pytest.skip("redis7 is not installed")
     [port] = free_ports(1)
@@ -129,9 +132,10 @@ async def test_both_kinds_of_connections_verify_the_host_of_valkey(
     server = StockValkey(servers_folder / "v", "redis7", **settings)
     server.start()
 
-    async def outcomes(host: str, more: str = "") -> set[str]:
+    async def outcomes(host: str, more: str = "", authorities: Path | None = ca_file) -> set[str]:
         """Of each kind of connection."""
-        url = f"valkeys://{host}:{port}?ssl_ca_certs={ca_file}{more}"
+        trusted = f"ssl_ca_certs={authorities}" if authorities else ""
+        url = f"valkeys://{host}:{port}?{trusted}{more}"
         pooled = Valkey(url, ValkeyConfig())
         shared = Multiplexer(url, ValkeyConfig())
         found = set()
@@ -149,6 +153,13 @@ async def test_both_kinds_of_connections_verify_the_host_of_valkey(
         mismatch = {"Hostname mismatch, certificate is not valid for 'localhost'"}
         assert await outcomes("localhost") == mismatch
         assert await outcomes("localhost", "&ssl_check_hostname=false") == {"works"}
+        other = tmp_path / "other.pem"
+        other.write_bytes(certificate("other root").pem)
+        unknown = {"self-signed certificate in certificate chain"}
+        assert await outcomes("127.0.0.1", authorities=None) == unknown
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+        assert await outcomes("127.0.0.1", authorities=None) == {"works"}
+        assert await outcomes("127.0.0.1", authorities=other) == unknown
         words = [word for pair in zip(names, map(str, files["old"]), strict=True) for word in pair]
         assert server.command("CONFIG", "SET", *words) == b"OK"
         assert await outcomes("127.0.0.1") == {"certificate has expired"}

@@ -29,7 +29,6 @@ from valkey.asyncio.sentinel import (
     Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
-    SentinelManagedSSLConnection,
 )
 from valkey.exceptions import AuthenticationError, ResponseError, ValkeyError
 from valkey.exceptions import ConnectionError as ClientConnectionError
@@ -41,7 +40,7 @@ from headrace.engines.endpoints import (
     server_of,
     split_sentinels,
 )
-from headrace.engines.valkey_url import is_tls, options_of, refused_certificate
+from headrace.engines.valkey_url import TlsConnection, is_tls, options_of, refused_certificate
 from headrace.kernel.config import parse_duration_s, parse_text, setting
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.resilience import preserve_cancellation
@@ -363,6 +362,10 @@ class _Sentinels(Sentinel):
             raise MasterNotFoundError from error
 
 
+class _ManagedTlsConnection(SentinelManagedConnection, TlsConnection):
+    """A TLS connection to the primary that Sentinels report."""
+
+
 class SentinelGroup:
     """Connections to the Sentinels of a URL, which report the address of its primary."""
 
@@ -378,7 +381,7 @@ class SentinelGroup:
     def client(self, options: dict[str, Any]) -> Any:
         """A client of the primary; each of its connections begins with a request for it."""
         own = {name: options[name] for name in options.keys() - {"host", "port"}}
-        kind = SentinelManagedSSLConnection if is_tls(own) else SentinelManagedConnection
+        kind = _ManagedTlsConnection if is_tls(own) else SentinelManagedConnection
         own.pop("connection_class", None)
         make: Any = SentinelConnectionPool
         return Client.from_pool(make(self.name, self._manager, connection_class=kind, **own))

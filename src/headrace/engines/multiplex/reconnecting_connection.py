@@ -19,7 +19,7 @@ from headrace.engines.multiplex.connection import (
     down,
 )
 from headrace.engines.valkey import SentinelGroup, ValkeyDown
-from headrace.engines.valkey_url import is_tls, options_of, refused_certificate
+from headrace.engines.valkey_url import is_tls, options_of, refused_certificate, tls_context
 from headrace.kernel.config import InvalidConfig
 from headrace.kernel.resilience import Backoff
 
@@ -65,24 +65,14 @@ def address_of(url: str) -> Address:
 
 
 def _tls_of(options: dict[str, Any]) -> ssl.SSLContext:
-    """The TLS context that the stock client would create for the URL's `ssl_...` parameters.
-
-    Raises: InvalidConfig.
-    """
+    """The TLS context for the URL's `ssl_...` parameters. Raises: InvalidConfig."""
     try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if options.get("ssl_certfile"):
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        return tls_context(options)
     except OSError as error:
         raise InvalidConfig(
             "valkey.url (HEADRACE_VALKEY_URL): expected certificates and keys in the files of its"
             f" ssl_... parameters, got {error.strerror or type(error).__name__}"
         ) from error
-    wanted = str(options.get("ssl_cert_reqs") or "required").lower()
-    context.check_hostname = options["ssl_check_hostname"]
-    if wanted in ("none", "optional"):
-        context.verify_mode = ssl.CERT_NONE if wanted == "none" else ssl.CERT_OPTIONAL
-    return context
 
 
 BACKOFF: Final = Backoff(first_s=0.02, max_s=1.0)
