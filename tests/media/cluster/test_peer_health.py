@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from little_nodes import asking
+from little_nodes import KEYS, asking
 from node_kinds import few_partitions
 from tests.kit.waiting import wait_true
 
+from headrace.media.cluster.hop import HopSigner, PeerLost, PeerRequest
 from headrace.media.cluster.membership import Member
-from headrace.media.cluster.peers import FAILURES_MAX, PROBES_MAX, Health
+from headrace.media.cluster.peers import FAILURES_MAX, PROBES_MAX, Health, Peer
 from headrace.media.service.nodes import answers
 
 KEY, DATA = "tracks/a.mp3", bytes(range(256)) * 8
@@ -108,6 +111,30 @@ async def test_a_busy_node_is_probed_again_and_a_hanging_one_is_out(answers_from
         node.close()
         server.close()
     assert not await answers(Member(name="a", address=f"127.0.0.1:{port}")), "refused"
+
+
+class ResettingSigner(HopSigner):
+    """Lets the listening node reset the connection that was just made to it."""
+
+    def __init__(self, listening):
+        super().__init__(KEYS, "asker")
+        self._listening = listening
+
+    def sequence(self):
+        connection, _ = self._listening.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        return super().sequence()
+
+
+async def test_a_node_that_resets_a_connection_at_once_has_refused_it():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        member = Member(name="a", address=f"127.0.0.1:{listening.getsockname()[1]}")
+        peer = Peer(member, ResettingSigner(listening), timeout_s=60.0)
+        with pytest.raises(PeerLost, match="reset a new connection") as found:
+            await peer.request(PeerRequest("GET", "/"))
+        assert found.value.is_refused
+        assert await peer.probe() is False
 
 
 @asynccontextmanager

@@ -137,11 +137,11 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
-    def endpoint(self) -> tuple[str, int]:
-        """The peer's IP address and port."""
+    def endpoint(self) -> tuple[str, int] | None:
+        """The peer's IP address and port; None if it has reset the connection."""
         assert self._transport is not None
-        host, port = self._transport.get_extra_info("peername")[:2]
-        return host, port
+        found = self._transport.get_extra_info("peername")
+        return (found[0], found[1]) if found else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Those of uvloop, which commands use, are no subclass.
@@ -356,7 +356,13 @@ class Peer:
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
                 is_refused=not isinstance(error, TimeoutError),
             ) from error
-        self.endpoint = connection.endpoint
+        endpoint = connection.endpoint
+        if endpoint is None:
+            connection.close()
+            raise PeerLost(
+                f"node {self.name} at {self.address} reset a new connection", is_refused=True
+            )
+        self.endpoint = endpoint
         return connection
 
     async def _take_slot(self) -> None:
