@@ -24,8 +24,9 @@ from headrace.console.screens import ROOMS
 from headrace.kernel.terminal import visible
 
 pytestmark = pytest.mark.slow
-PAGE_HEIGHT_MAX = 8_000
+PAGE_HEIGHT_MAX = 4_000
 """Pixels of a page on a phone, if its list can be long."""
+PHONE_WIDTHS = (WIDTHS["phone"], 320)
 PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
 SEEDS = (
     "/console/jobs/jobs?queue=broken",
@@ -329,7 +330,25 @@ async def test_long_lists_have_pages_for_a_phone_without_scripts(tab, stack):
         counts, _ = await pages_of(phone, "/console/fetch/photos?customer=album", ".shot")
         assert counts == [90, 30]
         counts, names = await pages_of(phone, "/console/fetch/customers?match=seller", "tbody th")
-        assert (counts, names) == ([20, 20, 20], [f"seller-{n:02}" for n in range(60)])
+        assert (counts, names) == ([50, 10], [f"seller-{n:02}" for n in range(60)])
+
+
+async def test_long_pages_are_folded_on_a_phone_without_scripts(tab, stack, screen):
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    stack.enqueue(stack.queue("folded"), *({"n": n} for n in range(21)), at=later)
+    path, rows = "/console/jobs/jobs?queue=folded", ".scroll > table > tbody > tr"
+    await screen.open(path)
+    assert await screen.page.locator("summary", has_text="All 21 rows").is_hidden()
+    assert await screen.page.locator(rows).last.is_visible()
+    async with tab(width=WIDTHS["phone"], scripts=False) as phone:
+        await phone.open(path)
+        shown = phone.page.locator(rows).filter(visible=True)
+        assert await shown.count() == 20
+        await phone.page.locator("summary", has_text="All 21 rows").click()
+        assert await shown.count() == 21
+        assert await phone.phone_faults() == []
+        await phone.open("/console/jobs/jobs?queue=broken")
+        assert await phone.page.locator("summary", has_text="rows").count() == 0
 
 
 async def test_the_lists_of_a_run_are_in_one_line(tab, stack):
@@ -340,6 +359,21 @@ async def test_the_lists_of_a_run_are_in_one_line(tab, stack):
         boxes = [await one.bounding_box() for one in await links.all()]
         assert len({box["y"] for box in boxes}) == 1
         assert boxes[-1]["x"] + boxes[-1]["width"] <= WIDTHS["phone"]
+
+
+async def test_no_inner_list_is_wider_than_its_page_on_small_phones(tab, stack):
+    run = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1]["run"]
+    lists = (f"/console/fetch/runs/{run}?list={name}" for name in ("problems", "photos", "changes"))
+    wide = """() => [...document.querySelectorAll("main :is(.scroll, .panel, nav, ul)")]
+        .filter((one) => one.scrollWidth > one.clientWidth + 1)
+        .map((one) => `${one.className} ${one.scrollWidth} px in ${one.clientWidth} px`)"""
+    async with tab(width=WIDTHS["phone"]) as phone:
+        for path in (*lists, "/console/fetch/study", "/console/jobs", "/console/fetch"):
+            await phone.open(path)
+            for width in PHONE_WIDTHS:
+                await phone.page.set_viewport_size({"width": width, "height": 740})
+                assert await phone.overflow() == 0, path
+                assert await phone.page.evaluate(wide) == [], f"{path} at {width} px"
 
 
 async def test_filters_and_bulk_buttons_are_folded_on_a_phone_without_scripts(tab, screen):

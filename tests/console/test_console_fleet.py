@@ -90,10 +90,10 @@ async def test_slots_are_stated_in_words_with_those_that_float(at):
 
 
 async def test_a_page_of_customers_is_bounded(at):
-    for number in range(21):
+    for number in range(51):
         name = f"bounded-{number:02d}"
         await at.app.fetch.customers.set(name, starts_max=10, window_s=1.0, connections=1)
     page = (await at.get("/console/fetch/customers?match=bounded-")).text
-    assert ("bounded-19" in page, "bounded-20" in page, "Next page" in page) == (True, False, True)
-    following = (await at.get("/console/fetch/customers?match=bounded-&after=bounded-19")).text
-    assert "bounded-20" in following
+    assert ("bounded-49" in page, "bounded-50" in page, "Next page" in page) == (True, False, True)
+    following = (await at.get("/console/fetch/customers?match=bounded-&after=bounded-49")).text
+    assert "bounded-50" in following

@@ -167,6 +167,11 @@ async def drawn(screen, name):
     await screen.page.locator(f"[data-chart='{name}'].drawn canvas").wait_for()
 
 
+async def unfold_charts(screen):
+    """Show all charts on a phone."""
+    await screen.page.locator("summary", has_text="charts").click()
+
+
 async def brush(screen, name, first, last):
     """Drag over a part of a chart, given as shares of its width."""
     over = screen.page.locator(f"[data-chart='{name}'] .u-over")
@@ -211,6 +216,8 @@ async def test_every_chart_has_its_legend_on_a_phone(open_tab):
     async with open_tab(width=WIDTHS["phone"]) as screen:
         for path, names in ROOMS.items():
             await screen.open(path)
+            assert await screen.page.locator(".charts > *").filter(visible=True).count() == 1
+            await unfold_charts(screen)
             await drawn(screen, names[0])
             for legend in await screen.page.locator("[data-chart].drawn .u-legend").all():
                 entries = await legend.locator(".u-series").all_inner_texts()
@@ -270,6 +277,7 @@ async def test_bounds_and_minutes_of_a_board_are_round(open_tab, path):
     async with open_tab(width=WIDTHS["phone"]) as screen:
         await screen.context.add_init_script(DRAWN_TEXTS)
         await screen.open(path)
+        await unfold_charts(screen)
         await drawn(screen, "jobs_run-heat")
         texts = set(await screen.page.evaluate("window.drawnTexts"))
         times = {text for text in texts if re.search(r" (s|min|h|d)$", text)}

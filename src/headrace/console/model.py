@@ -12,7 +12,7 @@ from headrace.kernel.metrics import counter, gauge
 PREFIX: Final = "/console"
 BODY_BYTES_MAX: Final = 256 * 1024
 ROWS_SHOWN: Final = 50
-"""Rows of one page of a list: about 8,000 px on a phone at most."""
+"""Rows of one page of a list; a phone folds most of them (`ROWS_UNFOLDED`)."""
 
 csp_reports = counter(
     "console_csp_reports_total", "Violations of the content security policy that browsers reported."

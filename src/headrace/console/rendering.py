@@ -42,6 +42,8 @@ from headrace.kernel.terminal import is_visible, visible
 COMPRESSED_FROM_BYTES: Final = 1_024
 CARDS_FROM: Final = 3
 """Columns from which a table is shown as cards on a phone; `console.css` has the same number."""
+ROWS_UNFOLDED: Final = 20
+"""Rows of a table on a phone whose fold is closed; `console.css` has the same number."""
 NO_VALUE: Final = "\N{EN DASH}"
 """The text of a table's cell without a value."""
 LEFT_OUT: Final = " data-less"
@@ -110,6 +112,12 @@ def _labelled(table: Markup) -> Markup:
     return Markup(head + edge + _CELL.sub(cell, rows))  # noqa: S704 - escaped
 
 
+def _folded_rows(table: Markup) -> int:
+    """The number of rows of a table that a phone folds; 0 for a shorter one."""
+    rows = table.partition("</thead>")[2].count("<tr")
+    return rows if rows > ROWS_UNFOLDED else 0
+
+
 def _card_attribute(classes: str, label: str) -> str:
     """The attribute of a column's cells that cards need."""
     name, given = _HIDDEN_OR_TAG.sub("", label).strip(), classes.split()
@@ -154,6 +162,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "ticks": _ticks,
     "visible": visible,
     "labelled": _labelled,
+    "folded_rows": _folded_rows,
     "whole": _whole,
 }
 

@@ -360,7 +360,7 @@
   // Keys.
   const GO_MS = 2000;
   let wentAt = -GO_MS;
-  const rows = () => [...main().querySelectorAll("tbody tr:not(.u-series), [data-row]")];
+  const rows = () => [...main().querySelectorAll("tbody tr:not(.u-series), [data-row]")].filter((row) => row.checkVisibility());
   const step = (by) => {
     const all = rows();
     if (!all.length) return;

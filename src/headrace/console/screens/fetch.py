@@ -195,10 +195,6 @@ class CustomerLine:
     """None if the customer has no recent run."""
 
 
-CUSTOMERS_SHOWN: Final = 20
-"""Fewer than ROWS_SHOWN: a card of a customer is high on a phone."""
-
-
 async def view_customers(context: ViewContext) -> dict[str, Any]:
     """Customers whose name contains the filter text, by name."""
     fetch, jobs = context.fetch, context.jobs
@@ -216,7 +212,7 @@ async def view_customers(context: ViewContext) -> dict[str, Any]:
     following = sorted(
         (one for one in matching if one.customer > after), key=lambda one: one.customer
     )
-    shown, more = context.cut(following, CUSTOMERS_SHOWN, after="customer")
+    shown, more = context.cut(following, ROWS_SHOWN, after="customer")
     lines = [
         CustomerLine(customer=one, lane=lane_of.get(one.customer), run=run_of.get(one.customer))
         for one in shown
