@@ -42,7 +42,11 @@ UNFLUSHED_S: Final = 4.0
 
 
 class NotDoneError(Exception):
-    """The fault could not be made, or its end was not seen."""
+    """The fault could not be made."""
+
+
+class NotRecoveredError(Exception):
+    """The fault was made, and what it broke did not work again in time."""
 
 
 class Breaker:
@@ -59,8 +63,10 @@ class Breaker:
         adverts: Adverts,
         records: Records,
         seen: Seen,
+        noted: Faults,
     ) -> None:
-        self._seen = seen
+        """`noted` receives faults that were not recovered from."""
+        self._seen, self._noted = seen, noted
         self._stage, self._up_pid = stage, up_pid
         self._story, self._senders, self._ledger = story, senders, ledger
         self._adverts, self._records = adverts, records
@@ -87,6 +93,9 @@ class Breaker:
         try:
             note = await self._ways[asked.kind](asked.id)
             self._records.note_break(asked.id, recovered_at=time.time(), note=note)
+        except NotRecoveredError as error:
+            self._records.note_break(asked.id, note=f"not recovered: {error}")
+            self._noted.fail(f"/break {asked.kind}: not recovered: {error}")
         except (NotDoneError, ServerFailedError, OSError) as error:
             self._records.note_break(asked.id, note=f"not done: {error}")
         finally:
@@ -115,7 +124,7 @@ class Breaker:
             timeout_s=RECOVERED_WITHIN_S,
         )
         if not is_back:
-            raise NotDoneError(f"the jobs of process {killed[0]} were not done again in time")
+            raise NotRecoveredError(f"the jobs of process {killed[0]} were not done again in time")
         jobs = "mail or question" if len(cut_off) == 1 else f"{len(cut_off)} mails and questions"
         were = "was" if len(cut_off) == 1 else "were"
         return (
@@ -143,8 +152,11 @@ class Breaker:
         await asyncio.sleep(HANG_S)
         self._over(break_id)
         others = sum(one.shop != shop.name for one in self._adverts.happened(after=mark))
-        async with asyncio.timeout(RECOVERED_WITHIN_S):
-            await changing
+        try:
+            async with asyncio.timeout(RECOVERED_WITHIN_S):
+                await changing
+        except TimeoutError as error:
+            raise NotRecoveredError("the new photo was not stored in time") from error
         return (
             f"{shop.title} was silent for {HANG_S:.0f} s; {others_text(others)} meanwhile. Then the"
             " new photo was stored"
@@ -165,7 +177,7 @@ class Breaker:
             return is_read and all(shard.get("state", "ready") == "ready" for shard in shards)
 
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S):
-            raise NotDoneError("feeds were not read from Valkey again in time")
+            raise NotRecoveredError("feeds were not read from Valkey again in time")
         recovered_at = time.time()
         await asyncio.sleep(UNFLUSHED_S)  # until the hits before it are flushed
         given_up = await self._ledger.give_up_views(unflushed_max)
@@ -203,7 +215,7 @@ class Breaker:
             return bool(self._records.effects_of(probes))
 
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S):
-            raise NotDoneError("no job ran again in time")
+            raise NotRecoveredError("no job ran again in time")
         return (
             f"PostgreSQL was down for {POSTGRES_DOWN_S:.0f} s; visitors read {photos} photos"
             " meanwhile. Calls that need it were refused with 503"
@@ -233,7 +245,7 @@ class Breaker:
             return reply.status == 200 and is_right
 
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S, every_s=0.05):
-            raise NotDoneError("no photo was served again in time")
+            raise NotRecoveredError("no photo was served again in time")
         return f"killed process {killed}; a photo was read again, with the right SHA-256"
 
     def _kill_busy_slot(self) -> tuple[int, str] | None:

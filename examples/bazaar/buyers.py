@@ -56,11 +56,10 @@ class Buyers:
         try:
             tab = Tab(shop, self._shop_url, self.bought)
             while True:
-                try:
+                with self.bought.attempt("visits of an advert and its seller"):
                     await self._look_around(tab, dice)
+                with self.bought.attempt("plays of tracks"):
                     await self._play(tab, media, dice.choice(TRACKS))
-                except ServerFailedError as error:
-                    self.bought.note(error)
                 await asyncio.sleep(_PAUSE_S)
         finally:
             shop.close()

@@ -24,8 +24,10 @@ _DEADLINE_S: Final = 120.0
 _AGAIN_S: Final = 0.1
 _LINE_BYTES_MAX: Final = 64 * 1024
 REASON_CHARACTERS_MAX: Final = 200
-_SENTENCE: Final = re.compile(r'<p class="empty">([^<]+)')
-"""The sentence of the shop's error page."""
+_SENTENCE: Final = re.compile(r'<p class="empty"[^>]*>([^<]+)')
+"""The sentence of the site's error page."""
+_CODE: Final = re.compile(r'data-code="([a-z0-9_.]+)"')
+"""The error's code in the site's error page."""
 
 
 class ServerFailedError(Exception):
@@ -38,6 +40,11 @@ class ServerLeftError(ServerFailedError):
 
 class RefusedError(ServerFailedError):
     """Status 503: something that the call needs is away for now. It may be repeated later."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        """`code`: that of Headrace's error, such as `valkey.unavailable`."""
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +59,33 @@ class Reply:
     def reason(self) -> str:
         """The error in one line: a problem's detail, or the sentence of a page."""
         text = self.body.decode("utf-8", "replace")
-        kind = self.headers.get("content-type", "")
-        if "json" in kind:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                text = str(json.loads(text)["detail"])
-        elif "html" in kind:
+        if "html" in self._kind:
             found = _SENTENCE.search(text)
             text = unescape(found[1]) if found else ""
+        else:
+            text = self._problem.get("detail", text)
         return (text.strip().splitlines() or ["no reason given"])[0][:REASON_CHARACTERS_MAX]
+
+    @property
+    def code(self) -> str:
+        """The code of Headrace's error; empty if the answer has none."""
+        if "html" in self._kind:
+            found = _CODE.search(self.body.decode("utf-8", "replace"))
+            return found[1] if found else ""
+        return self._problem.get("code", "")
+
+    @property
+    def _kind(self) -> str:
+        return self.headers.get("content-type", "")
+
+    @property
+    def _problem(self) -> dict[str, str]:
+        """The texts of a problem in JSON; none if the body is something else."""
+        if "json" in self._kind:
+            with contextlib.suppress(ValueError, AttributeError):
+                found = json.loads(self.body).items()
+                return {name: value for name, value in found if isinstance(value, str)}
+        return {}
 
     def require_done(self) -> None:
         """Require a status of 2xx. Raises: ServerFailedError, with the server's error."""
@@ -128,7 +154,7 @@ class Client:
                     raise
                 await asyncio.sleep(_AGAIN_S)
         if reply.status == 503:
-            raise RefusedError(f"{method} {path}: {reply.reason}")
+            raise RefusedError(f"{method} {path}: {reply.reason}", reply.code)
         return reply
 
     def close(self) -> None:

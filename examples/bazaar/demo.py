@@ -6,10 +6,11 @@ Starts the sellers' hosts, `headrace up` with the site's code and the shop's pag
 hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
 line a room every second (every 10 s unless to a terminal), and checks all the while that what
 happens is right. Each wrong answer is printed at once and shown on `/break`; what is refused while
-an engine is away is counted, and printed once when it is over. Carries out faults that the shop's
-page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or for `--seconds` once
-everything is up (longer where the machine is too busy to have shown everything by then); ends with
-a summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
+an engine is away is counted, printed once when it is over, and wrong if it does not end. Carries
+out faults that the site's page `/break` requests. Runs until Ctrl-C, whatever fails meanwhile, or
+for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
+by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder
+behind and no process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import shlex
 import shutil
 import signal
@@ -31,12 +33,12 @@ from typing import Final
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.breaks import Breaker
 from examples.bazaar.buyers import Buyers
-from examples.bazaar.client import RefusedError, ServerFailedError
+from examples.bazaar.client import ServerFailedError
 from examples.bazaar.errands import Senders
 from examples.bazaar.faults import Faults
 from examples.bazaar.figures import Figures
 from examples.bazaar.followers import Followers
-from examples.bazaar.ledger import WRONG, Ledger
+from examples.bazaar.ledger import LINES, WRONG, Ledger
 from examples.bazaar.lock import FOLDER, DemoError, StoppedError, folder_of_one, option
 from examples.bazaar.readers import Readers
 from examples.bazaar.records import Records
@@ -54,7 +56,7 @@ PATIENCE_S: Final = 60.0
 AGAIN_S: Final = 2.0
 SLEPT_S: Final = 10.0
 CHECKED_FROM_S: Final = 10.0
-"""A shorter run checks less: it may end before the first change of a catalogue."""
+"""A shorter run ends on time and lists what it did not check; others wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Demo:
                 adverts=self._adverts,
                 records=self._records,
                 viewed=people.readers.viewed,
+                noted=self._broken,
             )
             await ledger.begin()
             figures = Figures(
@@ -165,6 +168,7 @@ class Demo:
             adverts=self._adverts,
             records=self._records,
             seen=people.crowd.seen,
+            noted=self._broken,
         )
         who: dict[str, Callable[[], Awaitable[None]]] = {
             "the sellers": story.run,
@@ -180,13 +184,13 @@ class Demo:
         tasks = [asyncio.create_task(self._keep(name, run)) for name, run in who.items()]
         watching = asyncio.create_task(self._watch(up))
         watching.add_done_callback(lambda _: self._stop.set())
-        await self._wait_end(story, people, figures)
+        await self._wait_end(story, people, figures, ledger)
         for task in (*tasks, watching):
             task.cancel()
         await asyncio.wait([*tasks, watching])
         error = None if watching.cancelled() else watching.exception()
         if error is not None:
-            self._broken.faults.append(f"headrace up: {error}")
+            self._broken.fail(f"headrace up: {error}")
         with contextlib.suppress(ServerFailedError):
             await figures.gather()
             await ledger.gather()
@@ -198,13 +202,15 @@ class Demo:
                 await run()
             except Exception as error:  # noqa: BLE001 - any error is reported
                 for leaf in leaves(error):
-                    self._broken.note(leaf, f"{who}: {leaf!r}")
+                    self._broken.fault(f"{who}: {leaf!r}")
             await asyncio.sleep(AGAIN_S)
 
-    async def _wait_end(self, story: Story, people: People, figures: Figures) -> None:
+    async def _wait_end(
+        self, story: Story, people: People, figures: Figures, ledger: Ledger
+    ) -> None:
         """Until it is stopped.
 
-        Or for `seconds`, and on a slow machine for what is yet to be seen.
+        Or for `seconds`, and on a slow machine for what is yet to be seen and for an outage's end.
         """
         if self._seconds is None:
             await self._stop.wait()
@@ -213,7 +219,8 @@ class Demo:
             await asyncio.wait_for(self._stop.wait(), self._seconds)
         deadline = time.monotonic() + (PATIENCE_S if self._seconds >= CHECKED_FROM_S else 0)
         while time.monotonic() < deadline and not self._stop.is_set():
-            if not list(missing(story, people, figures, seconds=self._seconds)):
+            unseen = missing(story, people, figures, ledger)
+            if not any(unseen) and not any(self._refused(story, people)):
                 return
             await asyncio.sleep(0.2)
 
@@ -230,7 +237,7 @@ class Demo:
             if time.time() - shown_at > SLEPT_S:
                 Faults.expect()  # a laptop's lid was closed: connections and leases have ended
             shown_at = time.time()
-            with contextlib.suppress(RefusedError):  # the figures of before are shown
+            with self._broken.attempt("readings of the figures"):  # those of before are shown
                 await figures.gather()
             shown = self._adverts.shown()
             people.crowd.show(shown)
@@ -263,9 +270,16 @@ class Demo:
         at = time.strftime("%H:%M:%S")
         return [f"{at}  found: {text}" for text in new] + [f"{at}  {text}" for text in over]
 
+    def _noted(self, story: Story, people: People) -> list[Faults]:
+        return [self._broken, story.progress, *people.faults()]
+
     def _faults(self, story: Story, people: People, ledger: Ledger) -> list[str]:
-        noted = [self._broken, story.progress, *people.faults()]
+        noted = self._noted(story, people)
         return [text for one in noted for text in one.faults] + ledger.faults
+
+    def _refused(self, story: Story, people: People) -> list[str]:
+        """Kinds of calls of which the last one was refused."""
+        return [kind for one in self._noted(story, people) for kind in one.refused_since_s]
 
     async def _print_addresses(self, took_s: float) -> None:
         stage = self._stage
@@ -295,18 +309,19 @@ class Demo:
             print(f"  {line}")
         print(f"  ledger {ledger.summary}")
         faults = self._faults(story, people, ledger)
-        noted = [self._broken, story.progress, *people.faults()]
-        if expected := sum(one.expected_count for one in noted):
+        if expected := sum(one.expected_count for one in self._noted(story, people)):
             print(f"  {expected} errors while it was broken on purpose")
         for outage in Faults.outages:
             print(f"  {outage.text}")
-        if self._seconds is not None:
-            faults += missing(story, people, figures, seconds=self._seconds)
-        for fault in faults:
-            print(f"  {fault}")
-        print(
-            "everything worked" if not faults else f"{len(faults)} things did not work", flush=True
-        )
+        unseen = list(missing(story, people, figures, ledger))
+        refused = [f"refused at the end: {kind}" for kind in self._refused(story, people)]
+        is_checked = self._seconds is not None and self._seconds >= CHECKED_FROM_S
+        if is_checked:
+            faults += [*unseen, *refused]
+            unseen, refused = [], []
+        for line in [*faults, *refused, *(f"not checked: {text}" for text in unseen)]:
+            print(f"  {line}")
+        print(conclusion(faults, is_whole=not unseen and not refused), flush=True)
         return 1 if faults else 0
 
 
@@ -327,14 +342,21 @@ def leaves(error: Exception) -> Iterator[Exception]:
         yield error
 
 
-def missing(story: Story, people: People, figures: Figures, *, seconds: float) -> Iterator[str]:
-    """What should have been seen within `seconds` and was not."""
+def conclusion(faults: list[str], *, is_whole: bool) -> str:
+    """The last line; `is_whole`: everything was checked, and no call was refused at the end."""
+    if faults:
+        return f"{len(faults)} things did not work"
+    return "everything worked" if is_whole else "everything that was checked worked"
+
+
+def missing(story: Story, people: People, figures: Figures, ledger: Ledger) -> Iterator[str]:
+    """What a run must have seen to check everything, and has not."""
     if figures.jobs_done == 0:
         yield "jobs: none was done"
     if story.progress.first_round_s is None:
-        yield f"fetch: the fast shops' first items were not all on the site after {seconds:.0f} s"
-    elif seconds >= CHECKED_FROM_S and not story.progress.changes_right:
-        yield "fetch: no next version of a catalogue was seen through"
+        yield "fetch: the first items of the fast sellers are not all on the site"
+    elif not story.progress.changes_right:
+        yield "fetch: no next version of a catalogue was imported"
     if people.crowd.seen.photos_whole == 0:
         yield "media: no photo was seen"
     if people.readers.viewed.views == 0:
@@ -342,19 +364,31 @@ def missing(story: Story, people: People, figures: Figures, *, seconds: float) -
     if people.followers.followed.pages == 0:
         yield "feed: no page was read"
     if people.buyers.bought.ways == 0:
-        yield "shop: nobody got from an item to a feed"
+        yield "site: no visit from an advert to a feed ended"
     if people.buyers.bought.tracks == 0:
         yield "media: no track was played"
-    if seconds >= CHECKED_FROM_S:
-        yield from (
-            f"media: no {s} was seen" for s in (206, 304, 416) if not people.crowd.seen.statuses[s]
-        )
+    statuses = people.crowd.seen.statuses
+    yield from (f"media: no answer had status {s}" for s in (206, 304, 416) if not statuses[s])
+    yield from (f"ledger: {name} were not compared" for name in LINES if name not in ledger.lines)
+
+
+def seconds_of(text: str) -> float:
+    """The value of `--seconds`. Raises: argparse.ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"expected a number of seconds over 0, got {text[:40]!r}")
 
 
 def main() -> int:
     """Parse the command line and play; returns the exit code."""
     parser = argparse.ArgumentParser(description="A small classifieds site on Headrace, at work.")
-    parser.add_argument("--seconds", type=float, help="end by itself after so long; else on Ctrl-C")
+    parser.add_argument(
+        "--seconds",
+        type=seconds_of,
+        help="stop after this many seconds (default: on Ctrl-C); a run of under"
+        f" {CHECKED_FROM_S:.0f} s lists what it did not check",
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where all of it lives")
     parser.add_argument(
         "--port",
@@ -371,7 +405,7 @@ def main() -> int:
     except StoppedError:
         print("stopped during start-up", file=sys.stderr)
         return 0 if given.seconds is None else 1
-    except (DemoError, OSError) as error:
+    except (DemoError, ServerFailedError, OSError) as error:
         print(f"the demo cannot run: {error}", file=sys.stderr)
         return 1
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from examples.bazaar.adverts import MODERATED
-from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.client import Client
 from examples.bazaar.faults import Faults
 from examples.bazaar.records import Records
 
@@ -88,7 +88,7 @@ class Senders:
         try:
             while True:
                 age_s = time.monotonic() - began_s
-                try:
+                with self.sent.attempt("enqueues of mails and questions"):
                     # More at some times than at others, so that charts have a shape.
                     count = round(2.5 + 2 * math.sin(age_s / 9))
                     await self.send(client, QUESTIONS, [self._question() for _ in range(count)])
@@ -98,8 +98,6 @@ class Senders:
                         seller = self._dice.choice(self._sellers)
                         mails = [self._mail(f"New from {seller}") for _ in range(DIGEST_MAILS)]
                         await self.send(client, MAIL, mails)
-                except ServerFailedError as error:
-                    self.sent.note(error)
                 await asyncio.sleep(TICK_S)
         finally:
             client.close()
@@ -108,10 +106,8 @@ class Senders:
         client = Client(self._api_url, token=self._token)
         try:
             while True:
-                try:
+                with self.sent.attempt("decisions about photos"):
                     await self._moderate(client)
-                except ServerFailedError as error:
-                    self.sent.note(error)
                 await asyncio.sleep(TICK_S)
         finally:
             client.close()

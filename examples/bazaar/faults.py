@@ -1,30 +1,42 @@
-"""What those who come to the site note down when something is not right.
+"""What the simulated users note down when something is not right.
 
 A call that is refused because a server is away breaks no promise: it is counted by outage, apart
-from wrong answers.
+from wrong answers. Calls of one kind that are refused for REFUSED_MAX_S without one success between
+them are wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from examples.bazaar.client import RefusedError
+from examples.bazaar.client import RefusedError, ServerFailedError, ServerLeftError
 
 _KEPT: Final = 20
 RECOVERY_S: Final = 15.0
 """Who waited for an answer during a fault may note it so long after the recovery."""
 OUTAGE_OVER_S: Final = 5.0
 """An outage is over when no call was refused for so long."""
-SERVERS: Final = ("PostgreSQL", "Valkey")
+REFUSED_MAX_S: Final = 60.0
+"""The client waits as long for a server that accepts no connection."""
+CAUSES: Final = {
+    "postgres.unavailable": "while PostgreSQL was away",
+    "valkey.unavailable": "while Valkey was away",
+    "blobs.unavailable": "while the object store was away",
+    "engines.not_running": "while the engines were not running",
+}
+"""What a refusal with this error code shows."""
 
 
 @dataclass(slots=True)
 class Outage:
-    """The calls that were refused while a server was away. Times are of the wall clock."""
+    """The calls that were refused with one error code. Times are of the wall clock."""
 
-    server: str
+    code: str
     began_at: float
     last_at: float
     calls: int = 1
@@ -41,7 +53,8 @@ class Outage:
         first, last = (
             time.strftime("%H:%M:%S", time.localtime(at)) for at in (self.began_at, self.last_at)
         )
-        return f"refused while {self.server} was away: {calls}, {first} to {last}"
+        cause = CAUSES.get(self.code, f"with {self.code}" if self.code else "without an error code")
+        return f"refused {cause}: {calls}, {first} to {last}"
 
 
 @dataclass(slots=True)
@@ -55,10 +68,12 @@ class Faults:
     broken_until_s: ClassVar[float] = 0.0
     """Until when, on the monotonic clock, faults are caused on purpose."""
     outages: ClassVar[list[Outage]] = []
-    """Of all who come to the site: a server is away for all of them."""
+    """Of all simulated users: a server is away for all of them."""
     faults_count: int = 0
     expected_count: int = 0
     faults: list[str] = field(default_factory=list)
+    refused_since_s: dict[str, float] = field(default_factory=dict)
+    """By kind of call, if the last one was refused: since when; infinite: noted as wrong."""
 
     @staticmethod
     def expect(for_s: float = RECOVERY_S) -> None:
@@ -70,29 +85,51 @@ class Faults:
         """Whether faults are expected now."""
         return time.monotonic() < Faults.broken_until_s
 
-    def note(self, error: Exception, text: str = "") -> None:
-        """Remember a failed call: refused while a server was away, or a fault with this text."""
-        if not isinstance(error, RefusedError):
-            self.fault(text or str(error))
-        elif self.is_expected():
-            self.expected_count += 1
+    @contextlib.contextmanager
+    def attempt(self, calls: str) -> Iterator[None]:
+        """Note a failure of `calls`, a kind of call such as `reads of feeds`; end its refusals."""
+        try:
+            yield
+        except (RefusedError, ServerLeftError) as error:
+            self._note_refused(calls, error)
+        except ServerFailedError as error:
+            self.fault(str(error))
         else:
-            _note_refused(str(error))
+            self.refused_since_s.pop(calls, None)
 
     def fault(self, text: str) -> None:
         """Remember something that was not right."""
         if self.is_expected():
             self.expected_count += 1
-            return
+        else:
+            self.fail(text)
+
+    def fail(self, text: str) -> None:
+        """Remember something that is wrong also while faults are expected."""
         self.faults_count += 1
         if len(self.faults) < _KEPT:
             self.faults.append(text)
 
+    def _note_refused(self, calls: str, error: ServerFailedError) -> None:
+        if self.is_expected():
+            self.expected_count += 1
+            self.refused_since_s.pop(calls, None)
+            return
+        if isinstance(error, RefusedError):
+            _count_in_outage(error.code)
+        now_s = time.monotonic()
+        if now_s - self.refused_since_s.setdefault(calls, now_s) > REFUSED_MAX_S:
+            self.refused_since_s[calls] = math.inf
+            self.fault(
+                f"{calls} failed for over {REFUSED_MAX_S:.0f} s without one success; the last:"
+                f" {error}"
+            )
 
-def _note_refused(text: str) -> None:
-    server, now = next((one for one in SERVERS if one in text), "a server"), time.time()
+
+def _count_in_outage(code: str) -> None:
+    now = time.time()
     for outage in Faults.outages:
-        if outage.server == server and not outage.is_over:
+        if outage.code == code and not outage.is_over:
             outage.calls, outage.last_at = outage.calls + 1, now
             return
-    Faults.outages.append(Outage(server, now, now))
+    Faults.outages.append(Outage(code, now, now))

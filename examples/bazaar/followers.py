@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from examples.bazaar.adverts import Advert
-from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.client import Client
 from examples.bazaar.faults import Faults
 
 FOLLOWERS: Final = 3
@@ -103,37 +103,49 @@ class Followers:
     async def _read_always(self, number: int) -> None:
         client, dice = Client(self._api_url, token=self._token), random.Random(number)
         path = f"/v1/feed/viewers/follower{number}"
-        follows = Follows(set(dice.sample(self._shops, max(1, len(self._shops) // 2))))
+        follows = Follows(set())
         try:
-            body = json.dumps(sorted(follows.certain)).encode()
-            headers = {"content-type": "application/json"}
-            reply = await client.request(
-                "POST", f"{path}/follows", body=body, headers=headers, is_repeatable=True
-            )
-            reply.json()
             while True:
-                await asyncio.sleep(_PAUSE_S * dice.uniform(0.5, 1.5))
-                try:
+                if follows.certain:
                     await self._act(client, path, follows, dice)
-                except ServerFailedError as error:
-                    self.followed.note(error)
+                else:
+                    with self.followed.attempt("first follows"):
+                        chosen = dice.sample(self._shops, max(1, len(self._shops) // 2))
+                        await self._follow_first(client, path, follows, chosen)
+                await asyncio.sleep(_PAUSE_S * dice.uniform(0.5, 1.5))
         finally:
             client.close()
 
     async def _act(self, client: Client, path: str, follows: Follows, dice: random.Random) -> None:
         share = dice.random()
         if follows.unknown:
-            await self._follow(client, path, follows, min(follows.unknown))
+            with self.followed.attempt("follows"):
+                await self._follow(client, path, follows, min(follows.unknown))
         elif share < _UNFOLLOW_SHARE:
-            shop = dice.choice(sorted(follows.certain))
-            await self._unfollow(client, path, follows, shop)
-            await self._page(client, path, follows)
-            await self._follow(client, path, follows, shop)
-            self.followed.unfollowed += 1
+            with self.followed.attempt("unfollows"):
+                shop = dice.choice(sorted(follows.certain))
+                await self._unfollow(client, path, follows, shop)
+                await self._page(client, path, follows)
+                await self._follow(client, path, follows, shop)
+                self.followed.unfollowed += 1
         elif share < _UNFOLLOW_SHARE + _WALK_SHARE:
-            await self._walk(client, path, follows)
+            with self.followed.attempt("reads of complete feeds"):
+                await self._walk(client, path, follows)
         else:
-            await self._page(client, path, follows)
+            with self.followed.attempt("reads of feeds"):
+                await self._page(client, path, follows)
+
+    async def _follow_first(
+        self, client: Client, path: str, follows: Follows, shops: list[str]
+    ) -> None:
+        follows.unknown.update(shops)
+        body = json.dumps(sorted(follows.unknown)).encode()
+        headers = {"content-type": "application/json"}
+        reply = await client.request(
+            "POST", f"{path}/follows", body=body, headers=headers, is_repeatable=True
+        )
+        reply.require_done()
+        follows.certain, follows.unknown = follows.unknown, set()
 
     async def _unfollow(self, client: Client, path: str, follows: Follows, shop: str) -> None:
         follows.certain.discard(shop)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import Client, ServerFailedError
 from examples.bazaar.errands import QUEUES
+from examples.bazaar.faults import Faults
 from examples.bazaar.followers import post_of
 from examples.bazaar.readers import Viewed
 from examples.bazaar.records import Records
@@ -31,6 +32,7 @@ SLOW_EVERY: Final = 4
 READINGS: Final = 3
 IDS_A_CALL: Final = 150
 PAPER: Final = "ledger"
+LINES: Final = ("jobs", "views", "photos", "posts")
 WRONG: Final = "wrong"
 """The paper with the wrong answers that were found until now."""
 OPEN: Final = ("ready", "scheduled", "leased")
@@ -101,10 +103,12 @@ class Ledger:
         adverts: Adverts,
         records: Records,
         viewed: Viewed,
+        noted: Faults,
     ) -> None:
+        """`noted` receives readings that fail."""
         self.lines: dict[str, Line] = {}
         self._desk, self._story, self._adverts = desk, story, adverts
-        self._records, self._viewed = records, viewed
+        self._records, self._viewed, self._noted = records, viewed, noted
         self._client = Client(stage.api_url, token=stage.token())
         self._counted_before = self._done_before = 0
         self._opened_before = self._answered_before = 0
@@ -127,11 +131,10 @@ class Ledger:
         """Read until cancelled."""
         number = 0
         while True:
-            try:
+            # If one fails, the page shows how old the last ledger is.
+            with self._noted.attempt("readings of the ledger"):
                 await self.gather(is_whole=number % SLOW_EVERY == 0)
                 number += 1
-            except ServerFailedError:
-                await asyncio.sleep(0.5)  # the page shows how old the last ledger is
             await asyncio.sleep(EVERY_S)
 
     async def gather(self, *, is_whole: bool = True) -> None:

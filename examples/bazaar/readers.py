@@ -12,11 +12,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from examples.bazaar.adverts import Advert
-from examples.bazaar.client import Client, ServerFailedError, ServerLeftError
+from examples.bazaar.client import Client, Reply
 from examples.bazaar.faults import Faults
 
 READERS: Final = 4
@@ -89,16 +89,15 @@ class Readers:
         known = self.viewed.totals.pop(name, None)
         path = f"/v1/views/items/{name}?viewer={reader}&class=human"
         self.viewed.sent += 1
-        try:
-            total = (await client.request("POST", path)).json()["total"]
-        except ServerLeftError:
+        answer: dict[str, Any] | None = None
+        with self.viewed.attempt("hits"):
+            # If the connection ends first, it is counted or not: the next total shows which.
+            answer = (await client.request("POST", path)).json()
+        if answer is None:
             self.viewed.refused += 1
-            return  # counted or not: the next total shows which
-        except ServerFailedError as error:
-            self.viewed.refused += 1
-            self.viewed.note(error)
             return
         self.viewed.accepted += 1
+        total = answer["total"]
         if total is None:
             return
         if known is not None and not await self._is_right(total - known - 1):
@@ -108,17 +107,18 @@ class Readers:
 
     async def _list(self, client: Client, names: list[str]) -> None:
         path = f"/v1/views?ids={','.join(names)}"
-        try:
+        with self.viewed.attempt("reads of totals"):
             reply = await client.request("GET", path)
-            rows = reply.json()
+            reply.require_done()
             again = await client.request(
                 "GET", path, headers={"If-None-Match": reply.headers["etag"]}
             )
-        except ServerFailedError as error:
-            self.viewed.note(error)
-            return
+            await self._check_list(path, reply, again)
+
+    async def _check_list(self, path: str, reply: Reply, again: Reply) -> None:
+        """Compare a list with the expected totals, and the same request with its ETag."""
         # A stale total, while Valkey is away, lacks the views of the last seconds.
-        totals = {row["id"]: row["total"] for row in rows if not row.get("stale")}
+        totals = {row["id"]: row["total"] for row in reply.json() if not row.get("stale")}
         for name, total in totals.items():
             known = self.viewed.totals.get(name)
             if known is None or total == known:

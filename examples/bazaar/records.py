@@ -62,7 +62,8 @@ class Break:
         """Whether it waits, lasts or is not yet recovered from."""
         if self.began_at is None:
             return time.time() - self.asked_at < ASKED_S
-        return self.recovered_at is None and not self.note.startswith("not done")
+        is_given_up = self.note.startswith(("not done", "not recovered"))
+        return self.recovered_at is None and not is_given_up
 
     @property
     def fault_s(self) -> float:

@@ -264,8 +264,8 @@ def make_web(headrace: Headrace, adverts: Adverts, records: Records) -> Litestar
         await store_tracks(headrace)
 
     def render_error(request: Asked, error: Exception) -> Page:
-        status, text = _error_page(error)
-        return shop.page(request, "error.html", status=status, text=text)
+        status, text, code = _error_page(error)
+        return shop.page(request, "error.html", status=status, text=text, code=code)
 
     return Litestar(
         [
@@ -296,8 +296,9 @@ def make_web(headrace: Headrace, adverts: Adverts, records: Records) -> Litestar
     )
 
 
-def _error_page(error: Exception) -> tuple[int, str]:
+def _error_page(error: Exception) -> tuple[int, str, str]:
+    """Status, text and code; only an error of Headrace has a code."""
     if isinstance(error, HeadraceError):
-        return error.status, error.public_text
+        return error.status, error.public_text, error.code
     assert isinstance(error, HTTPException)
-    return error.status_code, error.detail
+    return error.status_code, error.detail, ""

@@ -48,6 +48,8 @@ FLOATS: Final = 3
 PORT_TRIES: Final = 5
 """A port that is free now may be another's a moment later."""
 _TAKEN: Final = re.compile(r"(?i)in use by (another|other) program|address already in use")
+_ERROR_CODE: Final = re.compile(r"(?m)(?:\"code\":\"|\[)([a-z0-9_.]+)(?:\"|\]$)")
+"""The code of an error that a command printed, with or without --json."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
 
@@ -282,7 +284,8 @@ class Stage:
         if process.returncode != 0:
             output = errors.decode(errors="replace")
             if process.returncode == Unavailable.exit_code:
-                raise RefusedError(f"{command}: {output}")
+                found = _ERROR_CODE.search(output)
+                raise RefusedError(f"{command}: {output}", found[1] if found else "")
             raise CommandFailedError(f"{command} ended with {process.returncode}: {output}")
         return out
 

@@ -10,6 +10,7 @@ photo that it has may be downloaded again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import Final
 
 from examples.bazaar.adverts import Advert, Adverts
 from examples.bazaar.catalogues import Shelf
-from examples.bazaar.client import ServerFailedError
 from examples.bazaar.faults import Faults
 from examples.bazaar.lock import DemoError
 from examples.bazaar.sellers import Desk
@@ -111,12 +111,20 @@ class Story:
 
     async def _first_round(self, shop: Shop) -> None:
         while shop.name not in self.progress.shops_settled:
-            try:
-                async with self._turns[shop.name]:
+            async with self._turns[shop.name]:
+                with self._attempt(shop.name):
                     await self._hand_in_first(shop)
-            except (ServerFailedError, DemoError) as error:
-                self.progress.note(error, f"{shop.name}: {error}")
+            if shop.name not in self.progress.shops_settled:
                 await asyncio.sleep(AGAIN_S)
+
+    @contextlib.contextmanager
+    def _attempt(self, title: str) -> Iterator[None]:
+        """Note why a catalogue did not get to the site."""
+        try:
+            with self.progress.attempt("imports of catalogues"):
+                yield
+        except DemoError as error:
+            self._fault(f"{title}: {error}")
 
     async def _hand_in_first(self, shop: Shop) -> None:
         file = self._shelf.write_present(shop)
@@ -145,11 +153,9 @@ class Story:
         for number in count():
             changing = await self._ready.get()
             repeating = await self._ready.get()
-            try:
+            with self._attempt(f"{changing.name} or {repeating.name}"):
                 await self._change(changing, by_command=number % 3 == 0)
                 await self._repeat(repeating)
-            except (ServerFailedError, DemoError) as error:
-                self.progress.note(error, f"{changing.name} or {repeating.name}: {error}")
             for shop in (changing, repeating):
                 self._ready.put_nowait(shop)
             await asyncio.sleep(CHANGE_EVERY_S)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from examples.bazaar.adverts import Advert, Photo
-from examples.bazaar.client import Client, Reply, ServerFailedError
+from examples.bazaar.client import Client, Reply
 from examples.bazaar.faults import Faults
 
 VISITORS: Final = 6
@@ -32,7 +32,7 @@ class Seen(Faults):
     photos_whole: int = 0
     keys: set[str] = field(default_factory=set)
 
-    def note(self, reply: Reply) -> Reply:
+    def count(self, reply: Reply) -> Reply:
         """Count one answer."""
         self.statuses[reply.status] += 1
         self.body_bytes += len(reply.body)
@@ -68,12 +68,10 @@ class Crowd:
             client.close()
 
     async def _visit(self, client: Client, photo: Photo, dice: random.Random) -> None:
-        try:
+        with self.seen.attempt("reads of photos"):
             etag = await self._look(client, photo, dice)
             if dice.random() < 0.25:
                 await self._ask_again(client, photo, etag)
-        except ServerFailedError as error:
-            self.seen.note(error)
 
     async def _look(self, client: Client, photo: Photo, dice: random.Random) -> str:
         size = photo.size_bytes
@@ -81,7 +79,7 @@ class Crowd:
         first = dice.randint(0, cut - 2)
         parts, etag = [], ""
         for span in (f"0-{first}", f"{first + 1}-{cut - 1}", f"{cut}-"):
-            reply = self.seen.note(
+            reply = self.seen.count(
                 await client.request("GET", path, headers={"Range": f"bytes={span}"})
             )
             begin, _, end = span.partition("-")
@@ -106,7 +104,7 @@ class Crowd:
             ({"Range": past_end}, 416),
             ({}, 200),
         ):
-            reply = self.seen.note(await client.request("GET", path, headers=headers))
+            reply = self.seen.count(await client.request("GET", path, headers=headers))
             if reply.status != expected:
                 self.seen.fault(f"{path} with {headers}: expected {expected}, got {reply.status}")
             elif expected == 200 and hashlib.sha256(reply.body).hexdigest() != photo.sha256:

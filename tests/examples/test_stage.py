@@ -16,7 +16,7 @@ import pytest
 from examples.bazaar import demo
 from examples.bazaar import stage as staging
 from examples.bazaar.adverts import Adverts
-from examples.bazaar.client import Client, ServerLeftError
+from examples.bazaar.client import Client, RefusedError, ServerLeftError
 from examples.bazaar.lock import DemoError, folder_of_one
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import shops
@@ -244,3 +244,12 @@ async def test_a_failed_or_slow_command_is_an_error_and_the_story_continues(stag
     desk.close()
     [fault] = story.progress.faults
     assert "took over 0.01 s" in fault
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+async def test_a_command_refused_by_an_engine_that_is_away_has_its_code(stage, form):
+    urls = {"postgres": "postgresql://h@127.0.0.1:1/h", "valkey": "valkey://127.0.0.1:1"}
+    stage.config.write_text("".join(f'[{name}]\nurl = "{url}"\n' for name, url in urls.items()))
+    with pytest.raises(RefusedError) as raised:
+        await stage.command("queues", "ls", *form)
+    assert raised.value.code == "postgres.unavailable"

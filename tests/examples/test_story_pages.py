@@ -16,6 +16,7 @@ import pytest
 from examples.bazaar import panel
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey, others_text
+from examples.bazaar.faults import Faults
 from examples.bazaar.followers import post_of
 from examples.bazaar.ledger import PAPER, WRONG, Ledger, line_of
 from examples.bazaar.origins import Host
@@ -167,6 +168,7 @@ async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tm
     stage = SimpleNamespace(api_url="http://127.0.0.1:1", token=lambda: "unused")
     viewed = Viewed(totals={"velo-ada:1": 3}, accepted=3)
     parts = {"story": None, "adverts": adverts, "records": records, "viewed": viewed}
+    parts["noted"] = Faults()
     assert await Ledger(stage, None, **parts).give_up_views(2) == 2
     assert viewed.totals == {}
 
