@@ -30,7 +30,7 @@ from headrace.console.screens.health_rooms import (
     views_issues,
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
-from headrace.console.screens.overview import card_error
+from headrace.console.screens.overview import RoomRates, card_error, jobs_card
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import (
     NO_ANSWER,
@@ -47,6 +47,7 @@ from headrace.fetch.i18n import Texts
 from headrace.fetch.model import RunState
 from headrace.fetch.service.lookup import Trouble
 from headrace.jobs.fleet.alerts import HOST_RULE, QUEUE_RULES
+from headrace.jobs.fleet.state import FleetHost, FleetState, HostSlot, PlanHead
 from headrace.media.service.nodes import Disk
 from headrace.views import SeriesPoint, ShardLag
 from headrace.web.marks import CAUSES, Mark
@@ -294,6 +295,34 @@ def test_troubles_of_the_rooms_are_issues_with_remedies():
     alone = ShardLag(shard=0, through="0-1", pending=1, oldest_s=90.0, flusher=None)
     texts = [one.subject for one in views_issues(PanelData([alone]))]
     assert texts == ["views: no flusher", "views: flush is late"]
+
+
+def test_the_age_of_the_reported_slots_is_stated_beside_the_counts_of_now():
+    def host(name, ago_s, *, is_silent=False):
+        return FleetHost(
+            name=name,
+            kind="agent",
+            tags=[],
+            cores=2,
+            capacity=4,
+            load_per_core=0.5,
+            is_draining=False,
+            is_silent=is_silent,
+            jobs_ended=0,
+            started_at=NOON,
+            reported_at=NOON - timedelta(seconds=ago_s),
+            slots=[
+                HostSlot(queue=None, pid=1, busy_s=0.0),
+                HostSlot(queue=None, pid=2, busy_s=1.0),
+            ],
+        )
+
+    hosts = [host("a", 1.2), host("b", 4.4), host("lost", 90, is_silent=True)]
+    plan = PlanHead(leader="a", term=1, version=1, planned_at=NOON, is_led=True)
+    fleet = FleetState(hosts=hosts, plan=plan, decisions=[], alerts_open=0, alerts=[])
+    rates = Rates(None)
+    card = jobs_card(rates, RoomRates(rates, None), PanelData([]), PanelData(fleet), NOON)
+    assert card.facts[2:] == [("slots busy", "2 of 4"), ("slots reported", "4 s ago")]
 
 
 def test_failing_nodes_disks_and_answers_of_media_are_issues():

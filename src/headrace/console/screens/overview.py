@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -114,8 +115,13 @@ def jobs_card(
     given: RoomRates,
     queues: PanelData[Sequence[QueueStatus]],
     fleet: PanelData[FleetState],
+    now_at: datetime,
 ) -> System:
-    """Jobs; the counts cover the whole fleet."""
+    """Jobs; the counts cover the whole fleet.
+
+    Waiting jobs and those in progress are counted in one read. Busy slots are those of the last
+    reports of the hosts, so their age is stated.
+    """
     per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
     facts = [("waiting", UNKNOWN), ("in progress", UNKNOWN), ("slots", UNKNOWN)]
     if queues.value is not None:
@@ -124,9 +130,14 @@ def jobs_card(
         facts[0] = ("waiting", f"over {waiting}" if capped else waiting)
         facts[1] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
     if fleet.value is not None:
-        slots = [slot for host in fleet.value.hosts if not host.is_silent for slot in host.slots]
+        alive = [host for host in fleet.value.hosts if not host.is_silent]
+        slots = [slot for host in alive for slot in host.slots]
         busy = sum(slot.busy_s > 0 for slot in slots)
         facts[2] = ("slots busy", f"{busy:,} of {len(slots):,}")
+        reports = [host.reported_at for host in alive if host.reported_at is not None]
+        if reports:
+            age_s = max(0.0, (now_at - min(reports)).total_seconds())
+            facts.append(("slots reported", f"{age_s:.0f} s ago"))
     return System(
         name="jobs",
         what="your code → queues → slots on all hosts",
@@ -279,7 +290,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     # The order within a tone is that of the sources.
     issues.sort(key=lambda one: one.tone != "bad")
     cards = [
-        jobs_card(rates, given, found.queues, found.fleet),
+        jobs_card(rates, given, found.queues, found.fleet, context.now_at),
         fetch_card(rates, given, found.runs),
         views_card(rates, given, found.lag),
         feed_card(rates, given, found.shards),
