@@ -325,8 +325,8 @@ export declare class Headrace {
   /** Items that a `before_publish` handler holds back, with the reasons. */
   listHeldFetchItems(parameters?: { customer?: string | null; after_customer?: string; after_item?: string; limit?: number }, options?: RequestOptions): Promise<HeldAnswer>;
 
-  /** List starts of roles, changes of their versions, deaths and outages, oldest first. Without `from`, those of the last hour before `to` or now; the span has at most 30 days. */
-  listHistoryMarks(parameters?: { from?: string | null; to?: string | null }, options?: RequestOptions): Promise<Array<web_marks_Mark>>;
+  /** List starts of roles, changes of their versions, deaths and outages, oldest first. Without `from`, those of the last hour before `to` or now; the span has at most 30 days. `kind` is start, deploy, restart, deaths or outage; without it, all are listed. */
+  listHistoryMarks(parameters?: { from?: string | null; to?: string | null; kind?: string }, options?: RequestOptions): Promise<Array<web_marks_Mark>>;
 
   /** The objects requested most from the node on the API's machine, in requests per second. The rates are sampled; the last minutes count most. */
   listHottestMedia(parameters?: { limit?: number }, options?: RequestOptions): Promise<Array<HotObject>>;
@@ -948,4 +948,4 @@ export type views_model_Mark = { name: string; from_at: string; to_at?: string |
 
 export type views_model_Verified = { entities: number; views: number; differences: Array<Difference> };
 
-export type web_marks_Mark = { at: string; kind: string; text: string; within_s?: number; until_at?: string | null; host?: string; role?: string; count?: number; causes?: Record<string, number> };
+export type web_marks_Mark = { at: string; kind: string; text: string; within_s?: number; until_at?: string | null; host?: string; role?: string; count?: number; causes?: Record<string, number>; engines?: Array<string>; hosts?: Array<string>; cause?: string; is_open?: boolean };

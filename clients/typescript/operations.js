@@ -100,7 +100,7 @@ export const operations = {
   listFollowers: ["GET", "/v1/feed/authors/{author}/followers", ["limit", "cursor"], ""],
   listFollowing: ["GET", "/v1/feed/viewers/{viewer}/follows", ["limit", "cursor"], ""],
   listHeldFetchItems: ["GET", "/v1/fetch/held", ["customer", "after_customer", "after_item", "limit"], ""],
-  listHistoryMarks: ["GET", "/v1/history/marks", ["from", "to"], ""],
+  listHistoryMarks: ["GET", "/v1/history/marks", ["from", "to", "kind"], ""],
   listHottestMedia: ["GET", "/v1/media/hottest", ["limit"], ""],
   listJobs: ["GET", "/v1/jobs", ["queue", "state", "lane", "q", "from", "to", "cursor", "limit"], ""],
   listLanes: ["GET", "/v1/limiters/{limiter}/lanes", ["after", "limit"], ""],

@@ -96,6 +96,20 @@ SIGN_OF_OUTAGE = """() => {
   const isDrawn = (at) => data[4 * at + 3] > 200 && data[4 * at] > data[4 * at + 1];
   return [isDrawn(0), isDrawn(width - 1)];
 }"""
+OUTAGES_OF_DAYS = Query(
+    "outages_of_days",
+    "",
+    "INSERT INTO headrace.engine_outage (id, host, engine, causes, began_at, until_at, is_over)"
+    " SELECT id, host, engine, causes, now() - ago::interval, now() - ago::interval"
+    " + lasted::interval, is_over FROM (VALUES"
+    " (1, 'alpha', 'valkey', ARRAY['connection refused'], '22 min', '44 s', true),"
+    " (2, 'beta', 'valkey', ARRAY['connection refused'], '22 min', '44 s', true),"
+    " (3, 'gamma', 'postgres', ARRAY['no answer in time', 'read-only'], '3 h', '90 s', false),"
+    " (4, 'alpha', 'valkey', ARRAY['connection lost'], '25 h', '60 s', true)"
+    ") o(id, host, engine, causes, ago, lasted, is_over)",
+    (),
+)
+CELL = "<t[hd][^>]*>(.*?)</t[hd]>"
 PICTURES = "HISTORY_PICTURES"
 """Environment variable with a folder: then every board is also written there as a picture."""
 
@@ -129,6 +143,34 @@ async def test_a_minute_without_growth_gives_no_rates_and_no_charts(served):
     assert "Nothing in this time: Hits, " in page
     assert 'data-chart="views_hits-stack"' not in page
     await app.engines.postgres.run(Query("minute", "", "DELETE FROM headrace.history_minute", ()))
+
+
+async def test_the_overview_lists_the_outages_of_a_day(tmp_path, database_url, running_engines):
+    endpoints = Endpoints(
+        database_url, running_engines.endpoints.valkey_url, (tmp_path / "blobs").as_uri()
+    )
+    app = app_of(tmp_path, endpoints)
+    async with serving(app) as address, visiting(app, address) as at:
+        await app.engines.postgres.run(OUTAGES_OF_DAYS)
+        page = (await at.get("/console")).text
+        table = page.partition('aria-label="Outages of engines"')[2].partition("</table>")[0]
+        found = [
+            [re.sub("<[^>]*>", "", cell).strip() for cell in re.findall(CELL, row, re.DOTALL)]
+            for row in table.split("<tr>")[2:]
+        ]
+        assert [[row[0], *row[2:]] for row in found] == [
+            ["valkey", "44 s", "alpha, beta", "connection refused"],
+            ["postgres", "at least 90 s", "gamma", "no answer in time, then read-only"],
+        ]
+        assert all(re.fullmatch(r"[\d-]{10} [\d:]{8} UTC", row[1]) for row in found)
+        headers = {"authorization": f"Bearer {await at.token('metrics:read')}"}
+        marks = "/v1/history/marks?kind="
+        [mark] = (await at.client.get(f"{marks}outage", headers=headers)).json()
+        assert (mark["engines"], mark["hosts"]) == (["valkey"], ["alpha", "beta"])
+        assert mark["cause"] == "connection refused"
+        refused = await at.client.get(f"{marks}mistake", headers=headers)
+        assert refused.status_code == 422
+        assert "expected one of start, deploy, restart, deaths, outage" in refused.text
 
 
 @pytest.fixture

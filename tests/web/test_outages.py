@@ -76,7 +76,10 @@ async def test_minutes_wait_while_postgres_is_down_and_its_outage_is_marked_afte
     assert await outages_of(reader) == [
         ("PostgreSQL did not answer one for about 60 s: no answer in time", "one", 0, 60)
     ]
-    [outage] = await reader.marks()
+    [outage] = await reader.marks(kind="outage")
+    assert (outage.engines, outage.hosts) == (["postgres"], ["one"])
+    assert (outage.cause, outage.is_open) == ("no answer in time", False)
+    assert await reader.marks(kind="start") == []
     assert abs((outage.at - began_at).total_seconds() - 2) < 0.1, "its first failed check"
     down = await reader.read(["engines_down"])
     assert sum(known(down.series[0].lines[0].values)) == pytest.approx(60, abs=1)

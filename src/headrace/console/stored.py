@@ -22,6 +22,8 @@ MINUTE_S: Final = 60.0
 READ_EVERY_S: Final = 10.0
 MARKS_S: Final = 3_600.0
 """Time span of deaths and restarts."""
+OUTAGES_SHOWN_FOR: Final = timedelta(hours=24)
+OUTAGES_EVERY_S: Final = 30.0
 SERIES: Final = (
     "jobs_ended",
     "fetch_photos",
@@ -77,6 +79,15 @@ async def recent_marks(context: ViewContext) -> list[Mark]:
     read = partial(context.history.marks, from_at=since_at, to_at=context.now_at)
     found: list[Mark] = await context.rates.kept("marks", READ_EVERY_S, read)
     return found
+
+
+async def recent_outages(context: ViewContext) -> PanelData[list[Mark]]:
+    """Outages of engines in the last day, newest first."""
+    since_at = context.now_at - OUTAGES_SHOWN_FOR
+    marks = partial(context.history.marks, from_at=since_at, to_at=context.now_at, kind="outage")
+    read = partial(context.rates.kept, "outages", OUTAGES_EVERY_S, marks)
+    found = await attempt_or_last(context, "last_outages", read)
+    return found.map(lambda outages: outages[::-1])
 
 
 async def read_minute(context: ViewContext) -> StoredMinute | None:

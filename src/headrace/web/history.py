@@ -25,7 +25,7 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.errors import InvalidInput
 from headrace.web.joined_outages import EngineOutage, join_outages, read_outages
-from headrace.web.marks import CAUSES, Mark, of_deaths, of_outage
+from headrace.web.marks import CAUSES, KINDS, Mark, of_deaths, of_outage
 
 SQL: Final = load_queries("headrace.web")
 MINUTES_KEPT_S: Final = 48 * 3_600.0
@@ -233,12 +233,14 @@ class History:
         )
 
     async def marks(
-        self, *, from_at: datetime | None = None, to_at: datetime | None = None
+        self, *, from_at: datetime | None = None, to_at: datetime | None = None, kind: str = ""
     ) -> list[Mark]:
         """Starts of roles, changes of their versions, deaths and outages, oldest first.
 
-        The span is that of `read`. Raises: InvalidSpan.
+        The span is that of `read`. With `kind`, only those; the newest 200. Raises: InvalidSpan.
         """
+        if kind and kind not in KINDS:
+            raise InvalidSpan(f"kind: expected one of {', '.join(KINDS)}, got {kind[:40]!r}")
         span = span_of(from_at, to_at, now_at=datetime.now(UTC))
         table = await self._table(span, [STARTS, RESTARTS, SLOTS, PROCESSES], "host")
         outages = await read_outages(self._postgres, from_at=span.from_at, to_at=span.to_at)
@@ -247,7 +249,8 @@ class History:
             *(of_outage(one) for one in join_outages(outages, table.witness_of(outages))),
             *_deaths(span, table.values),
         ]
-        return sorted(found, key=lambda mark: mark.order)[-MARKS_MAX:]
+        shown = [mark for mark in found if kind in ("", mark.kind)]
+        return sorted(shown, key=lambda mark: mark.order)[-MARKS_MAX:]
 
     async def _table(self, span: Span, names: list[str], by: str) -> _Table:
         given = {

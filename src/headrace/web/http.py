@@ -199,12 +199,14 @@ async def list_history_marks(
     history: NamedDependency[History],
     from_at: Annotated[str | None, QueryParameter(name="from")] = None,
     to_at: Annotated[str | None, QueryParameter(name="to")] = None,
+    kind: FromQuery[str] = "",
 ) -> list[Mark]:
     """List starts of roles, changes of their versions, deaths and outages, oldest first.
 
-    Without `from`, those of the last hour before `to` or now; the span has at most 30 days.
+    Without `from`, those of the last hour before `to` or now; the span has at most 30 days. `kind`
+    is start, deploy, restart, deaths or outage; without it, all are listed.
     """
-    return await history.marks(**_span(from_at, to_at))
+    return await history.marks(**_span(from_at, to_at), kind=kind)
 
 
 def _span(from_at: str | None, to_at: str | None) -> dict[str, datetime | None]:

@@ -53,7 +53,11 @@ class JoinedOutage:
 
     began_at: datetime
     until_at: datetime
+    engines: Sequence[str]
     hosts: Sequence[str]
+    cause: str
+    is_open: bool
+    """Some host recorded no end: it lasts, or that host ended."""
     text: str
 
 
@@ -165,7 +169,10 @@ def _joined(group: Sequence[EngineOutage], text: str) -> JoinedOutage:
     return JoinedOutage(
         began_at=min(one.began_at for one in group),
         until_at=max(one.until_at for one in group),
+        engines=sorted({one.engine for one in group}, key=list(NAMES).index),
         hosts=_hosts(group),
+        cause=shown,
+        is_open=_is_open(group),
         text=f"{text}: {shown}",
     )
 
@@ -205,7 +212,11 @@ def _length(group: Sequence[EngineOutage]) -> str:
     """How long it lasted: checks have intervals, and a host that ended reported no end."""
     seconds = _span(group).total_seconds()
     shown = f"{seconds:.0f} s" if seconds < SECONDS_SHOWN else f"{seconds / 60:.0f} min"
-    return f"{'about' if all(one.is_over for one in group) else 'at least'} {shown}"
+    return f"{'at least' if _is_open(group) else 'about'} {shown}"
+
+
+def _is_open(group: Iterable[EngineOutage]) -> bool:
+    return not all(one.is_over for one in group)
 
 
 def _listed(names: Sequence[str]) -> str:

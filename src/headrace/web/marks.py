@@ -18,6 +18,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "died": "exit status unknown",
 }
 """Deaths of slots by value of `how`; slots that left, or ran over a timeout, are not among them."""
+KINDS: Final = ("start", "deploy", "restart", "deaths", "outage")
 MARK_ORDER: Final = {"start": 0, "deploy": 0, "deaths": 2, "restart": 3}
 """Places of kinds at one time; all others are 1."""
 ENDS_STEP: Final = ("deaths", "restart")
@@ -44,6 +45,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Slots or processes that died."""
     causes: dict[str, int] = {}
     """Their number by cause, or by kind of process."""
+    engines: list[str] = []
+    """The engines of an outage: postgres, valkey or blobs."""
+    hosts: list[str] = []
+    """The hosts of an outage."""
+    cause: str = ""
+    """The cause of an outage."""
+    is_open: bool = False
+    """Some host recorded no end of an outage: it lasts, or that host ended."""
 
     @property
     def order(self) -> tuple[datetime, int]:
@@ -84,4 +93,8 @@ def of_outage(one: JoinedOutage) -> Mark:
         kind="outage",
         text=one.text,
         host=one.hosts[0] if len(one.hosts) == 1 else "",
+        engines=list(one.engines),
+        hosts=list(one.hosts),
+        cause=one.cause,
+        is_open=one.is_open,
     )

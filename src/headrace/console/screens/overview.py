@@ -25,7 +25,7 @@ from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
-from headrace.console.stored import StoredMinute, newest_minute, recent_marks
+from headrace.console.stored import StoredMinute, newest_minute, recent_marks, recent_outages
 from headrace.console.views import (
     NO_ANSWER,
     NO_DATA,
@@ -244,7 +244,7 @@ def sweep_lag_s(rates: Rates) -> float | None:
 
 RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
-
+OUTAGES_SHOWN: Final = 10
 
 BACKUPS_EVERY_S: Final = 60.0
 """The archive is read at most so often: it has an object for each write of new log."""
@@ -276,6 +276,7 @@ class Sources:
     nodes: PanelData[Any]
     backups: PanelData[BackupsState]
     marks: PanelData[Sequence[Mark]]
+    outages: PanelData[list[Mark]]
 
 
 async def view_overview(context: ViewContext) -> dict[str, Any]:
@@ -303,6 +304,8 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
         "engines": found.engines,
+        "outages": found.outages,
+        "outages_shown": OUTAGES_SHOWN,
         "history": replace(history, error=TO_DOCTOR.sub("", history.error)),
         "cause_characters": health.CAUSE_CHARACTERS,
     }
@@ -341,11 +344,12 @@ async def _read(context: ViewContext) -> Sources:
     if context.backups.is_on:
         backups = partial(context.rates.kept, "backups", BACKUPS_EVERY_S, context.backups.state)
         calls["backups"] = ("metrics:read", backups)
-    engines, commits, _, found_marks, *results = await asyncio.gather(
+    engines, commits, _, found_marks, outages, *results = await asyncio.gather(
         _engines(context),
         attempt(find_commit_wait, context.house.engines.postgres),
         context.rates.read(),
         attempt(recent_marks, context),
+        recent_outages(context),
         *(_seen(context, scope, call) for scope, call in calls.values()),
     )
     absent = {
@@ -360,6 +364,7 @@ async def _read(context: ViewContext) -> Sources:
         engines=engines,
         commits=commits,
         marks=found_marks,
+        outages=outages,
         **{**absent, **dict(zip(calls, results, strict=True))},
     )
 
