@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from headrace.engines.blobs import BlobsConfig
+from headrace.engines.postgres import PostgresConfig
+from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel import config
 from headrace.kernel.config import InvalidConfig, load_config, setting
 
@@ -59,6 +62,48 @@ def test_every_fault_is_reported_and_no_secret(tmp_path):
     assert "HEADRACE_QUEUE_URL: expected a URL starting with valkey://" in text
     assert "hunter2" not in text
     assert len(raised.value.problems) == 5
+
+
+WRONG_URLS = {
+    "postgres//user:hunter2@host/db": "'postgres//user:(masked)@host/db', which has no \":\"",
+    "postgres//user@host/db": "'postgres//user@host/db', which has no \":\" after postgres",
+    "postgres:/user:hunter2@host/db": 'a hidden value without "://"',
+    "user:hunter2@host/db": 'a hidden value without "://"',
+    "postgres://user:hunter2/x@host/db": "'postgres://user:(masked)@host/db'",
+    "postgres://user:2/hunter2@host/db": "'postgres://user:(masked)@host/db'",
+    "postgres://user:2#hunter2@host/db": "'postgres://user:(masked)@host/db'",
+    "postgres://user:2@hunter2?@host/db": "'postgres://user:(masked)@host/db'",
+    "postgres://user:hunter2": "'postgres://user:(masked)'",
+    "postgres://user:hunter2/x": "'postgres://user:(masked)'",
+    "postgres://me:hunter2@host:99999/db": "'postgres://me:(masked)@host:99999/db'",
+    "postgres://me:hunter2@host/db?foo=1": "'postgres://me:(masked)@host/db?foo=1'",
+    "postgres://host/db?password=a&hunter2": "'postgres://host/db?password=(masked)'",
+    "postgres://host/db?password=a&hunter2=b": "'postgres://host/db?password=(masked)'",
+    "postgres://host/db?password=a@hunter2": "'postgres://(masked)'",
+    "mysql://user:hunter2@host/db": "a URL starting with mysql://",
+}
+
+
+@pytest.mark.parametrize("url", WRONG_URLS)
+def test_a_wrong_url_is_shown_without_its_password(url):
+    sections = {"postgres": PostgresConfig}
+    with pytest.raises(InvalidConfig) as raised:
+        config.load_config(sections, env={"HEADRACE_POSTGRES_URL": url})
+    assert WRONG_URLS[url] in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_wrong_urls_of_the_other_engines_are_shown_without_their_secrets():
+    sections = {"valkey": ValkeyConfig, "blobs": BlobsConfig}
+    env = {
+        "HEADRACE_VALKEY_URL": "redis//:hunter2@host",
+        "HEADRACE_BLOBS_URL": "s3//KEY:hunter2@bucket",
+    }
+    with pytest.raises(InvalidConfig) as raised:
+        config.load_config(sections, env=env)
+    texts = [one.text for one in raised.value.problems]
+    assert texts[0].endswith("""got 'redis//:(masked)@host', which has no ":" after redis""")
+    assert texts[1].endswith("""got 's3//(masked)@bucket', which has no ":" after s3""")
 
 
 def test_a_url_with_a_user_that_would_not_be_sent_is_refused():

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlsplit
 
-from headrace.kernel.config import parse_url, require_known_parameters
+from headrace.kernel.config import (
+    MASK,
+    NAMED_USER,
+    masked_query,
+    parse_url,
+    require_known_parameters,
+)
 
-MASK: Final = "(masked)"
 _HOST: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
 _NODES: Final = re.compile(
     r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
@@ -26,11 +31,6 @@ _SENTINEL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SEED: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
 _URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
-_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
-_NAMED_USER: Final = frozenset(
-    {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
-)
-"""Schemes with a public user name; with others a lone user may be a token or access key."""
 _SERVICES: Final = frozenset({"http", "https"})
 """Schemes of webhooks, whose paths and parameters are often secret."""
 
@@ -169,25 +169,19 @@ def masked_url(text: str, *, is_secret: bool = True) -> str:
     user_info, at, place = parts.netloc.rpartition("@")
     user, colon, _ = user_info.partition(":")
     shown = f"{user}{colon}{MASK if colon else ''}"
-    if user_info and parts.scheme not in _NAMED_USER:
+    if user_info and parts.scheme not in NAMED_USER:
         shown = MASK
     netloc = f"{shown}{at}{place}"
     if is_secret and parts.scheme in _SERVICES:
         has_more = parts.path.strip("/") or parts.query
         return f"{parts.scheme}://{netloc}/{MASK if has_more else ''}"
-    query = "&".join(_masked_parameter(pair) for pair in parts.query.split("&"))
+    query = masked_query(parts.query)
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
 def masked_text(text: str) -> str:
     """`text` with the secrets of all URLs masked."""
     return _URL_IN_TEXT.sub(lambda found: masked_url(found[0], is_secret=False), text)
-
-
-def _masked_parameter(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
-    is_secret = equals and _SECRET_PARAMETER.search(unquote(name))
-    return f"{name}={MASK}" if is_secret else pair
 
 
 def _split(url: str) -> SplitResult | None:

@@ -177,6 +177,13 @@ _WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redi
 """Schemes whose URLs need a host or a bucket; PostgreSQL and Unix sockets have none."""
 
 
+MASK: Final = "(masked)"
+"""Replaces a secret in a shown URL."""
+NAMED_USER: Final = frozenset(
+    {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
+)
+"""Schemes with a public user name; with others a lone user may be a token or access key."""
+_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
 _VALKEY: Final = ("db", "password", "username")
 _VALKEY_TLS: Final = tuple(
     f"ssl_{name}" for name in ("ca_certs", "cert_reqs", "certfile", "check_hostname", "keyfile")
@@ -214,8 +221,12 @@ def require_known_parameters(url: str) -> None:
         return
     if "@" in query:
         raise ValueError("a URL whose `?` and `@` in a password are written as %3F and %40")
+    follows_secret = False
     for pair in query.split("&"):
         name, equals, text = pair.partition("=")
+        if follows_secret and unquote(name) not in known:
+            raise ValueError("a URL whose `&` in a password is written as %26")
+        follows_secret |= _is_secret(name)
         if unquote(name) not in known:
             instead = (
                 f"known are {', '.join(known)}"
@@ -229,6 +240,22 @@ def require_known_parameters(url: str) -> None:
             raise ValueError(
                 f"a URL with {name}={', '.join(VALUES[name][:-1])} or {VALUES[name][-1]}"
             )
+
+
+_URL_START: Final = re.compile(r"([a-z][a-z0-9+]{0,20})(:?)(//)")
+
+
+def _is_secret(parameter: str) -> bool:
+    return _SECRET_PARAMETER.search(unquote(parameter)) is not None
+
+
+def masked_query(query: str) -> str:
+    """The parameters of a URL without values of secret ones."""
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    return "&".join(
+        f"{name}={MASK}" if equals and _is_secret(name) else f"{name}{equals}{text}"
+        for name, equals, text in pairs
+    )
 
 
 def _split_url(text: str) -> SplitResult:
@@ -253,13 +280,17 @@ def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         parts = _split_url(text.strip())
-        if parts.scheme not in schemes:
+        if parts.scheme not in schemes or not text.strip()[len(parts.scheme) :].startswith("://"):
             path = (
                 f", such as file://{text.strip()}" if "file" in schemes and text[:1] == "/" else ""
             )
             starts = " or ".join(f"{s}://" for s in schemes)
             raise ValueError(f"a URL starting with {starts}{path}")
         require_known_parameters(text.strip())
+        if parts.scheme in PARAMETERS and parts.fragment:
+            raise ValueError("a URL whose `#` in a password is written as %23")
+        if parts.scheme in NAMED_USER and "@" in parts.path:
+            raise ValueError("a URL whose `/` and `@` in a password are written as %2F and %40")
         _require_ports(parts.netloc)
         if parts.scheme in _WITH_HOST and not parts.hostname:
             raise ValueError(f"a URL with a name after {parts.scheme}://")
@@ -393,7 +424,9 @@ def load_config(
         try:
             values[row.section][row.field] = parse(text)
         except ValueError as error:
-            shown = _hidden(text) if row.secret else repr(text)
+            shown = repr(text)
+            if row.secret:
+                shown = _hidden(text) if row.name.endswith("url") else "a hidden value"
             name = (
                 source
                 if source.startswith(("--", ENV_PREFIX))
@@ -405,9 +438,39 @@ def load_config(
 
 
 def _hidden(text: str) -> str:
-    """A secret value in an error: the scheme of a URL, or nothing of it."""
-    scheme = re.match(r"[a-z][a-z0-9+]{0,20}://", text.strip())
-    return f"a URL starting with {scheme[0]}" if scheme else "a hidden value"
+    """A secret value in an error: the URL of an engine without its password, or less."""
+    found = _URL_START.match(text.strip())
+    if found is None:
+        lack = "" if "://" in text else ' without "://"'
+        return f"a hidden value{lack}"
+    scheme, colon, _ = found.groups()
+    if scheme not in PARAMETERS:
+        return f"a URL starting with {found[0]}"
+    shown = found[0] + _without_password(text.strip()[found.end() :], scheme)
+    return repr(shown) + ("" if colon else f', which has no ":" after {scheme}')
+
+
+def _without_password(rest: str, scheme: str) -> str:
+    """What follows `://` in a URL that may be wrong; what may be a part of a password is masked."""
+    login, at, place = rest.rpartition("@")
+    if re.search(r"\?[A-Za-z_]+=", login):
+        return MASK  # the "@" may be in a secret parameter
+    if not at:
+        # A ":" without a port after it may precede a password whose "@" is missing.
+        host, colon, _ = place.partition("?")[0].partition(":")
+        has_port = re.match(r"[^:]*:[0-9]{1,5}(?=[/?,]|$)", place)
+        return f"{host}:{MASK}" if colon and not has_port else _masked_place(place)
+    user, colon, _ = login.partition(":")
+    is_name = scheme in NAMED_USER and re.fullmatch(r"[A-Za-z0-9._%+~-]*", user)
+    shown = f"{user}{colon}{MASK if colon else ''}" if is_name else MASK
+    return f"{shown}@{_masked_place(place)}"
+
+
+def _masked_place(place: str) -> str:
+    server, mark, query = place.partition("?")
+    # What follows a secret parameter may be its end, after a "&" in it.
+    end = re.search(r"(?<==)\(masked\).*", shown := masked_query(query))
+    return server + mark + (shown[: end.start()] + MASK if end else shown)
 
 
 def _read_file(
