@@ -48,6 +48,8 @@ from examples.bazaar.stage import Stage
 from examples.bazaar.story import Story
 from examples.bazaar.visitors import Crowd
 
+from headrace.kernel.terminal import pluralize
+
 LINES_EVERY_S: Final = 1.0
 LOGGED_EVERY_S: Final = 10.0
 """Between the lines of the start, and of figures in a file or a pipe."""
@@ -243,7 +245,7 @@ class Demo:
             people.crowd.show(shown)
             people.readers.show(shown)
             people.followers.show(shown)
-            lines = [*figures.lines(), f"         ledger {ledger.summary}"]
+            lines = figures.lines(self._checks(story, people, ledger))
             found = await self._note_wrong(story, people, ledger)
             if is_live:
                 width = shutil.get_terminal_size().columns
@@ -277,6 +279,10 @@ class Demo:
         noted = self._noted(story, people)
         return [text for one in noted for text in one.faults] + ledger.faults
 
+    def _checks(self, story: Story, people: People, ledger: Ledger) -> str:
+        wrong = sum(one.faults_count for one in self._noted(story, people))
+        return f"{pluralize(wrong, 'wrong answer')} · {ledger.summary}"
+
     def _refused(self, story: Story, people: People) -> list[str]:
         """Kinds of calls of which the last one was refused."""
         return [kind for one in self._noted(story, people) for kind in one.refused_since_s]
@@ -305,9 +311,8 @@ class Demo:
 
     def _finish(self, story: Story, people: People, figures: Figures, ledger: Ledger) -> int:
         print("\nSummary")
-        for line in figures.summary():
+        for line in figures.summary(self._checks(story, people, ledger)):
             print(f"  {line}")
-        print(f"  ledger {ledger.summary}")
         faults = self._faults(story, people, ledger)
         if expected := sum(one.expected_count for one in self._noted(story, people)):
             print(f"  {expected} errors while it was broken on purpose")

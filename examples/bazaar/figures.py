@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.buyers import Bought
-from examples.bazaar.faults import Faults
 from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
@@ -123,102 +122,91 @@ class Figures:
         """Jobs finished since `headrace up` started."""
         return self._rates.last.jobs_done if self._rates.last else 0
 
-    def lines(self) -> list[str]:
-        """One line a room."""
+    def lines(self, checks: str) -> list[str]:
+        """One line a room, and `checks`: whether all answers were right until now."""
         age_s = time.monotonic() - self._began_s
         done, photos, requests, body_bytes, views, pages = self._rates.per_second()
         mb = body_bytes / _MB
-        return [
-            f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
-            (
-                f"         fetch  {photos:.0f} photos/s · {self._wrong(self._progress)}"
-                f" · {self._items()} · photos: {self._outcomes()}"
+        rows = {
+            "jobs": f"{done:.0f} done/s · {self._backlog()}",
+            "fetch": f"{photos:.0f} photos/s · {self._items()}",
+            "media": f"{requests:.0f} requests/s, {mb:.1f} MB/s · {self._ranges()}",
+            "views": (
+                f"{views:.0f} views/s · {self._views()}, {self._pending} not yet in PostgreSQL"
             ),
-            (
-                f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s"
-                f" · {self._wrong(self._seen)} · {self._answers()}"
-            ),
-            (
-                f"         views  {views:.0f} views/s, {self._pending} not yet flushed"
-                f" · {self._wrong(self._viewed)} · {self._views()}"
-            ),
-            (
-                f"         feed   {pages:.0f} pages/s · {self._wrong(self._followed)}"
-                f" · {self._feeds()}"
-            ),
-            (
-                f"         shop   {self._bought.pages} pages · {self._wrong(self._bought)}"
-                f" · {self._buys()}"
-            ),
-        ]
+            "feed": f"{pages:.0f} pages/s · {self._feeds()}",
+            "shop": f"{self._bought.pages} pages · {self._buys()}",
+            "checks": checks,
+        }
+        texts = [f"{room:<7}{text}" for room, text in rows.items()]
+        return [f"{age_s:5.0f} s  {texts[0]}", *(f"         {text}" for text in texts[1:])]
 
-    def summary(self) -> list[str]:
-        """One line a room, over the whole time."""
+    def summary(self, checks: str) -> list[str]:
+        """One line a room and more, over the whole time, and `checks`."""
         progress, seen = self._progress, self._seen
-        calm = sum(shop.manner == "fast" for shop in self._stage.sellers)
+        fast = sum(shop.manner == "fast" for shop in self._stage.sellers)
         first = (
             "not finished" if progress.first_round_s is None else f"{progress.first_round_s:.1f} s"
         )
         shown = f"{self._shown} on the site in {self._files} files,"
         return [
             f"jobs   {self.jobs_done} done, {self._backlog()}",
-            f"fetch  {self._wrong(progress)} · {self._items()}",
+            f"fetch  {self._items()}",
             f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
             (
-                f"       first round of {calm} fast shops {first}, then"
+                f"       first catalogues of the {fast} fast sellers: {first}; then"
                 f" {progress.changes_right} changed and {progress.repeats_right} unchanged"
-                " catalogues imported, all correct"
-            ),
-            f"media  {self._wrong(seen)} · {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
-            (
-                f"       {seen.photos_whole} photos reassembled from ranges, SHA-256 right,"
-                f" {len(seen.keys)} different ones"
+                " catalogues"
             ),
             (
-                f"views  {self._wrong(self._viewed)} · {self._views()};"
-                f" {self._viewed.lists} lists read, {self._viewed.unchanged} of them unchanged"
-                " (304);"
-                f" {self._viewed.others} views by other visitors"
+                f"media  {self._ranges()}, {len(seen.keys)} different ones;"
+                f" {seen.body_bytes / _MB:.0f} MB"
             ),
+            f"       responses by status: {self._answers()}",
+            f"views  {self._views()}; {self._viewed.others} views by other visitors",
             (
-                f"feed   {self._wrong(self._followed)} · {self._followed.pages} pages read,"
-                f" {self._feeds()}"
+                f"       {self._viewed.lists} lists read, {self._viewed.unchanged} of them"
+                " unchanged (304)"
             ),
-            f"shop   {self._wrong(self._bought)} · {self._bought.pages} pages, {self._buys()}",
+            f"feed   {self._followed.pages} pages read, {self._feeds()}",
+            f"shop   {self._bought.pages} pages, {self._buys()}",
+            f"checks {checks}",
         ]
+
+    def _ranges(self) -> str:
+        return f"{self._seen.photos_whole} photos put together from byte ranges"
 
     def _views(self) -> str:
         viewed = self._viewed
-        return f"{viewed.views} views of {len(viewed.totals)} adverts, every total right"
+        return f"{viewed.views} views of {len(viewed.totals)} items"
 
     def _feeds(self) -> str:
         followed = self._followed
-        return f"{followed.walks} complete feeds checked, {followed.unfollowed} unfollow checks"
+        return f"{followed.walks} whole feeds and {followed.unfollowed} unfollows checked"
 
     def _buys(self) -> str:
         bought = self._bought
         return (
-            f"{bought.tracks} tracks played by {bought.ranges} ranges,"
-            f" {bought.ways} visits item → follow → feed"
+            f"{bought.tracks} tracks played, {bought.ways} visits from an item to its seller's feed"
         )
 
-    @staticmethod
-    def _wrong(noted: Faults) -> str:
-        return f"wrong: {noted.faults_count}"
-
     def _backlog(self) -> str:
-        names = ("ready", "leased", "scheduled", "failed")
-        counts = {name: sum(int(row[name]) for row in self._queues) for name in names}
-        moderated = sum(int(row["ready"]) for row in self._queues if row["decisions"])
-        texts = [f"{count} {name}" for name, count in counts.items()]
-        texts[0] += f" ({moderated} for a person to decide)" if moderated else ""
-        return ", ".join(texts)
+        """Jobs by state; those that wait for a person are counted apart."""
+        ready, people, leased, failed = 0, 0, 0, 0
+        for row in self._queues:
+            leased, failed = leased + int(row["leased"]), failed + int(row["failed"])
+            if row["decisions"]:
+                people += int(row["ready"])
+            else:
+                ready += int(row["ready"])
+        moderation = f", {people} photos for a moderator" if people else ""
+        return f"{leased} in progress, {ready} waiting, {failed} failed{moderation}"
 
     def _items(self) -> str:
         seen = self._done_lines
         return (
-            f"{len(self._progress.shops_settled)}/{len(self._stage.sellers)} shops, imported items:"
-            f" {seen['publish']} published, {seen['edit']} edited, {seen['unpublish']} unpublished"
+            f"{len(self._progress.shops_settled)} of {len(self._stage.sellers)} sellers imported ·"
+            f" {seen['publish']} new items, {seen['edit']} changed, {seen['unpublish']} gone"
         )
 
     def _outcomes(self) -> str:

@@ -156,12 +156,12 @@ class Ledger:
         """All lines in a few words."""
         lines = self.lines.values()
         sent, lost = sum(one.sent for one in lines), sum(one.lost for one in lines)
-        names = ", ".join(self.lines) or "nothing yet"
+        names = ", ".join(self.lines) or "records"
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
-        lost_text = f"{lost - allowed}"
+        kept = f"lost {lost - allowed} and doubled {doubled} of {sent} {names}"
         if allowed:
-            lost_text += f" (and {allowed} views, as promised when Valkey's data is deleted)"
-        return f"lost: {lost_text}, doubled: {doubled} · {sent} recorded by the demo ({names})"
+            kept += f", and {allowed} views lost as the docs state for deleted Valkey data"
+        return kept
 
     @property
     def faults(self) -> list[str]:

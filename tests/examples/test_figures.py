@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -52,21 +51,26 @@ def test_the_changing_figures_are_seen_on_80_columns():
         desk=None,
         adverts=None,
         progress=StoryProgress(),
-        seen=Seen(statuses=Counter({200: 12_345, 206: 123_456, 304: 12_345})),
-        viewed=Viewed(),
+        seen=Seen(photos_whole=1_234),
+        viewed=Viewed(views=12_345, totals={"a": 1, "b": 1}),
         followed=Followed(),
-        bought=Bought(pages=12_345),
+        bought=Bought(pages=12_345, tracks=456),
     )
     for number in range(2):
         figures._rates.add(sample(number, number * 123_456_789))
     figures._queues = [
         {"ready": 12_345, "leased": 1_234, "scheduled": 12_345, "failed": 123, "decisions": {}}
     ]
-    lines = dict(re.match(r"[ \d]+(?: s)? +(\w+) +(.*)", row).groups() for row in figures.lines())
+    checks = "0 wrong answers · lost 0 and doubled 0 of 12345 jobs, views, photos, posts"
+    lines = dict(
+        re.match(r"[ \d]+(?: s)? +(\w+) +(.*)", row).groups() for row in figures.lines(checks)
+    )
     seen = {room: f"{text}"[: 80 - 1 - 16] for room, text in lines.items()}
-    assert "12345 ready, 1234 leased, 12345 scheduled" in seen.pop("jobs")
-    assert "requests/s, 123.5 MB/s · wrong: 0 · 200: 12345" in seen.pop("media")
-    assert seen.pop("views").startswith("123456789 views/s, 0 not yet flushed · wrong: 0")
-    assert seen.pop("shop").startswith("12345 pages · wrong: 0")
+    assert "1234 in progress, 12345 waiting, 123 failed" in seen.pop("jobs")
+    assert "requests/s, 123.5 MB/s · 1234 photos" in seen.pop("media")
+    assert "views/s · 12345 views of 2 items, " in seen.pop("views")
+    assert seen.pop("shop").startswith("12345 pages · 456 tracks played")
+    assert seen.pop("checks") == checks[: 80 - 1 - 16]
+    assert "lost 0 and doubled 0" in checks[: 80 - 1 - 16]
     for room, text in seen.items():
-        assert re.match(r"123456789 \w+/s · wrong: 0", text), room
+        assert re.match(r"123456789 \w+/s · ", text), room
