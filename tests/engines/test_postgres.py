@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.chaos import BLACK_HOLE, ONE_WAY, PASS, RESET, ChaosProxy
 from tests.kit.waiting import wait_true
 
 from headrace import Headrace
@@ -34,6 +34,8 @@ COUNT = query("count", "SELECT count(*) FROM note")
 ONE = query("one", "SELECT 1")
 SLEEP = query("sleep", "SELECT pg_sleep(30)")
 NAP = query("nap", "SELECT pg_backend_pid() FROM pg_sleep(0.05)")
+LONG_NAP = query("long_nap", "SELECT 8 FROM pg_sleep(8)")
+LOST = query("lost", "SELECT 7 AS lost")
 BACKEND = query("backend", "SELECT pg_backend_pid()")
 SLEEPING = query(
     "sleeping", f"SELECT count(*) FROM pg_stat_activity WHERE query ~ 'sleep.30' AND {DATABASE}"
@@ -101,6 +103,31 @@ async def test_a_call_to_a_frozen_server_waits_once(database_url):
         proxy.set(RESET)
         proxy.set(PASS)
         assert await through.value(ONE) == 1
+        await through.close()
+
+
+async def test_a_lost_response_of_a_long_statement_is_noticed(database_url):
+    """A proxy keeps the connection open; a statement that runs for long is left alone."""
+    config = PostgresConfig(statement_timeout_s=0.5)
+    with ChaosProxy(database_url) as proxy:
+        through = Postgres(proxy.url, config)
+
+        async def sleep() -> int:
+            async with through.transaction() as tx:
+                await tx.allow_long_statements(600)
+                return await tx.value(LONG_NAP)
+
+        async def lose() -> None:
+            async with through.transaction() as tx:
+                await tx.allow_long_statements(600)
+                assert await tx.value(LOST) == 7
+                proxy.set(ONE_WAY, asked=b"7 AS lost")
+                await tx.value(LOST)
+
+        sleeping = asyncio.create_task(sleep())
+        with pytest.raises(PostgresDown):
+            await asyncio.wait_for(lose(), 30)
+        assert await sleeping == 8
         await through.close()
 
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -29,6 +29,7 @@ from headrace.engines.postgres_pool import (
 from headrace.engines.postgres_servers import Connection, Servers
 from headrace.engines.sql import Query, load_queries
 from headrace.kernel.config import parse_count, parse_duration_s, parse_text, parse_url, setting
+from headrace.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
     from headrace.engines.remote import RemoteStatements
@@ -93,6 +94,8 @@ class PostgresConfig:
 
 ANSWER_GRACE_S: Final = 2.0
 """Extra wait for a response after the server's statement timeout."""
+IDLE_CHECKS: Final = 2
+"""Checks in a row that must find a backend idle: the response may be on its way at the first."""
 SQL: Final = load_queries("headrace.engines")
 
 
@@ -146,15 +149,42 @@ class _OnConnection(Runner):
 class Tx(_OnConnection):
     """An open transaction or session; ends with its `async with` block."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, postgres: Postgres | None = None) -> None:
         self.connection = connection
+        self._postgres = postgres
+        """Its other connections check whether a long statement still runs."""
+        self._backend: int | None = None
 
     async def allow_long_statements(self, longest_s: float) -> None:
         """Raise the statement timeout until this transaction or session ends."""
         is_local = self.connection.is_in_transaction()
         text = str(int(longest_s * 1000))
-        await self.one(SQL.allow_long_statements, milliseconds=text, is_local=is_local)
+        parameters = {"milliseconds": text, "is_local": is_local}
+        self._backend = await self.value(SQL.allow_long_statements, **parameters)
         self._wait_s = longest_s + ANSWER_GRACE_S
+
+    async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
+        """As `Runner.call`; a lost response to a long statement is noticed after two checks."""
+        if self._postgres is None or self._backend is None:
+            return await super().call(method, query, parameters)
+        watch = asyncio.create_task(self._watch(self._postgres, self._backend))
+        try:
+            return await super().call(method, query, parameters)
+        finally:
+            watch.cancel()
+
+    async def _watch(self, postgres: Postgres, backend: int) -> None:
+        """Close the connection once its backend was idle at two checks in a row.
+
+        A proxy whose server is lost keeps the connection open, so that the kernel notices nothing.
+        """
+        checks_idle = 0
+        while checks_idle < IDLE_CHECKS:
+            await asyncio.sleep(postgres.usual_wait_s)
+            with suppress(Unavailable):
+                is_running = await postgres.value(SQL.is_running, backend=backend)
+                checks_idle = 0 if is_running else checks_idle + 1
+        self.connection.terminate()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -219,7 +249,12 @@ class Postgres(_OnConnection):
     @property
     def remote_timeout_s(self) -> float:
         """Longest wait for `remote`, whose own limits are half of it."""
-        return 2 * (self._longest_wait_s() + self._config.statement_timeout_s + ANSWER_GRACE_S)
+        return 2 * (self._longest_wait_s() + self.usual_wait_s)
+
+    @property
+    def usual_wait_s(self) -> float:
+        """Longest wait for the response to a statement without a limit of its own."""
+        return self._config.statement_timeout_s + ANSWER_GRACE_S
 
     async def call(self, method: str, query: Query, parameters: dict[str, Any]) -> Any:
         """As `Runner.call`, by the agent of a slot if it takes the statement."""
@@ -239,7 +274,7 @@ class Postgres(_OnConnection):
             transaction = connection.transaction(**options)
             await transaction.start()
             try:
-                yield Tx(connection)
+                yield Tx(connection, self)
             except (PostgresDown, asyncio.CancelledError):
                 # `_connection` rolls back or terminates: wait for a frozen server only once.
                 raise
@@ -255,12 +290,12 @@ class Postgres(_OnConnection):
             connection = await self.connect_unpooled()
             try:
                 with translated_errors(self._direct_server):
-                    yield Tx(connection)
+                    yield Tx(connection, self)
             finally:
                 connection.terminate()
             return
         async with self._connection(resets=True) as connection:
-            yield Tx(connection)
+            yield Tx(connection, self)
 
     async def connect_unpooled(self, **options: Any) -> Any:
         """Open a connection to the server outside the pool, for LISTEN; the caller closes it.
@@ -275,7 +310,7 @@ class Postgres(_OnConnection):
         return {
             "timeout": self._config.connect_timeout_s,
             # Ends the wait for a frozen server; the server itself ends a slow statement.
-            "command_timeout": self._config.statement_timeout_s + ANSWER_GRACE_S,
+            "command_timeout": self.usual_wait_s,
             "server_settings": {"application_name": "headrace", "statement_timeout": timeout_ms},
         }
 
@@ -288,8 +323,7 @@ class Postgres(_OnConnection):
 
     def _longest_wait_s(self) -> float:
         """Longest wait for a connection: one statement of another caller, then one connect."""
-        config = self._config
-        return config.statement_timeout_s + ANSWER_GRACE_S + config.connect_timeout_s
+        return self.usual_wait_s + self._config.connect_timeout_s
 
     async def _open_pool(self) -> Pool:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,12 @@
 -- name: allow_long_statements
--- Set the statement timeout to :milliseconds until the transaction or the session ends.
-SELECT set_config('statement_timeout', :milliseconds, :is_local);
+-- Set the statement timeout until the transaction or the session ends; return the backend.
+SELECT pg_backend_pid() FROM set_config('statement_timeout', :milliseconds, :is_local);
+
+-- name: is_running
+-- Whether the backend runs a statement; true if its state is hidden.
+SELECT coalesce(
+    (SELECT coalesce(state NOT LIKE 'idle%', true) FROM pg_stat_activity WHERE pid = :backend),
+    false);
 
 -- name: has_session_setting
 -- Whether a start-up setting of this connection is in effect.
