@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import jsonschema
 import pytest
-from litestar import get
+from litestar import Request, get
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from tests.kit.own_postgres import OwnPostgres, run_statements
 from tests.kit.waiting import wait_true
 
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import error_table
@@ -18,11 +22,47 @@ from headrace.kernel.logs import SparseLogger, trace_id
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web import guard
 from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
+from headrace.web.problems import render_error
 from headrace.web.routes import operations_of, routes_without_scope
 from headrace.web.server import create_api, create_app, describe_api
 
 NAMES = "expected one of class, from, limit, name, pages"
 MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
+
+
+@pytest.fixture(scope="module")
+def whole_api():
+    """The API of all rooms; no engine is needed to find no route."""
+    app = Headrace()
+    app.use_endpoints(Endpoints("postgresql://x/y", "valkey://x", "file:///nowhere"))
+    app.load_rooms()
+    return create_app(app)
+
+
+NEAR = {
+    ("POST", "/v1/jobs"): "POST /v1/queues/{queue}/jobs",
+    ("POST", "/v1/catalogues"): "POST /v1/fetch/customers/{customer}/catalogues",
+    ("GET", "/v1/queue"): "GET /v1/queues",
+    ("HEAD", "/v1/queue"): "GET /v1/queues",
+    ("POST", "/v1/queue/mail/jobs"): "POST /v1/queues/{queue}/jobs",
+    ("POST", "/v1/views/item/a"): "POST /v1/views/items/{id}",
+}
+
+
+@pytest.mark.parametrize(("method", "path"), NEAR)
+def test_a_wrong_route_names_the_nearest_one(whole_api, method, path):
+    request = Request({"type": "http", "method": method, "path": path, "litestar_app": whole_api})
+    is_path = path == "/v1/jobs"
+    answer = render_error(request, MethodNotAllowedException() if is_path else NotFoundException())
+    assert answer.headers.get("allow") == ("GET, HEAD, OPTIONS" if is_path else None)
+    assert f", did you mean {NEAR[method, path]}?" in json.loads(answer.content)["detail"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/" + "x" * 4000, "/a" * 2000, "//", "/%00/1"])
+def test_a_route_that_resembles_none_names_none(whole_api, path):
+    request = Request({"type": "http", "method": "GET", "path": path, "litestar_app": whole_api})
+    answer = render_error(request, NotFoundException())
+    assert "no route has this path: /openapi" in json.loads(answer.content)["detail"]
 
 
 async def test_unknown_routes_and_methods_are_problems(api):
@@ -40,6 +80,7 @@ async def test_unknown_routes_and_methods_are_problems(api):
     answer = await api.put("/v1/things/7")
     assert (answer.status_code, answer.json()["code"]) == (405, "web.method_not_allowed")
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
+    assert answer.json()["detail"].endswith("it supports DELETE, GET, HEAD, OPTIONS")
     answer = await api.options("/v1/things/7")
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 

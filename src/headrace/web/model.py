@@ -294,8 +294,9 @@ class MethodRefused(Malformed):
 
     code, status = "web.method_not_allowed", 405
 
-    def __init__(self, allow: str) -> None:
-        super().__init__(f"this route does not support the method: use {allow}")
+    def __init__(self, allow: str, instead: str = "") -> None:
+        """`allow`: the methods of this path; `instead`: advice about another route."""
+        super().__init__(f"this path does not support the method: it supports {allow}{instead}")
         self.allow = allow
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from litestar.exceptions import (
     NotFoundException,
     ValidationException,
 )
+from litestar.routes import HTTPRoute
 from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
 from headrace.kernel.errors import FieldProblem, HeadraceError, mismatch
@@ -38,6 +40,8 @@ MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PATH: Final = "/problems/"
 CLOSING: Final = frozenset({408, 413, 414, 421, 431})
 """Statuses after which the connection is closed."""
+NEAR_MIN: Final = 0.7
+"""How similar each part of a path must be to that of a route which an error proposes."""
 _LOG: Final = logger(__name__)
 
 
@@ -122,6 +126,8 @@ def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     match error:
         case NotFoundException():
             ours: HeadraceError = _route_unknown(request)
+        case MethodNotAllowedException():
+            ours = _method_refused(request)
         case ValidationException():
             ours = _invalid_parameters(request, error)
         case _:
@@ -143,8 +149,6 @@ def _translate(error: HTTPException) -> HeadraceError:
     match error:
         case NotFoundException():
             return RouteUnknown("no route has this path: /openapi.json lists them all")
-        case MethodNotAllowedException():
-            return _method_refused(error)
         case _ if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
             return BodyTooLarge("the body is over the limit of this route: send less per request")
         case ClientException():
@@ -160,7 +164,36 @@ def _route_unknown(request: Request[Any, Any, Any]) -> RouteUnknown:
         if wrong is not None:
             name, text = wrong
             return RouteUnknown(f"{name} in the path must be a whole number, got {text[:40]!r}")
-    return RouteUnknown("no route has this path: /openapi.json lists them all")
+    instead = _did_you_mean(request, given)
+    return RouteUnknown(f"no route has this path{instead}: /openapi.json lists them all")
+
+
+def _did_you_mean(request: Request[Any, Any, Any], given: list[str]) -> str:
+    """`, did you mean GET /v1/queues?` with the nearest other route of this method, or nothing."""
+    method = "GET" if request.method == "HEAD" else request.method
+    found = [
+        (_nearness(given, route.path_format), route.path_format)
+        for route in request.app.routes
+        if isinstance(route, HTTPRoute) and method in route.methods
+    ]
+    nearness, path = max(found, default=(0.0, ""))
+    return f", did you mean {method} {path}?" if nearness > 0 else ""
+
+
+def _nearness(given: list[str], template: str) -> float:
+    """How much a path resembles a template: 0 if not, up to 2 if only parameters are missing."""
+    wanted = [part for part in template.split("/") if part]
+    if not given or len(given) > len(wanted) or given[0] != wanted[0]:
+        return 0.0
+    if len(given) < len(wanted):
+        rest = iter(wanted)
+        has_all = given[-1] == wanted[-1] and all(part in rest for part in given)
+        return 1.0 + len(given) / len(wanted) if has_all else 0.0
+    ratios = [
+        1.0 if part.startswith("{") else SequenceMatcher(None, text[:40], part).ratio()
+        for text, part in zip(given, wanted, strict=True)
+    ]
+    return min(ratios) if min(ratios) >= NEAR_MIN else 0.0
 
 
 def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | None:
@@ -177,11 +210,26 @@ def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | 
     return wrong
 
 
-def _method_refused(error: MethodNotAllowedException) -> HeadraceError:
-    allow = {part.strip() for part in dict(error.headers or {}).get("allow", "").split(",")}
+def _method_refused(request: Request[Any, Any, Any]) -> MethodRefused:
+    """The error for a method that the path lacks; it names those that it has, and a near route."""
+    given = [part for part in request.scope["path"].split("/") if part]
+    # A fixed path takes precedence over one with a parameter, as in Litestar's routing.
+    allow_by_parameters: dict[int, set[str]] = {}
+    for route in request.app.routes:
+        if isinstance(route, HTTPRoute) and _has_shape(given, route.path_components):
+            count = sum(not isinstance(part, str) for part in route.path_components)
+            allow_by_parameters.setdefault(count, set()).update(map(str, route.methods))
+    allow = allow_by_parameters[min(allow_by_parameters)]
     if "GET" in allow:
         allow.add("HEAD")
-    return MethodRefused(", ".join(sorted(allow)))
+    return MethodRefused(", ".join(sorted(allow)), _did_you_mean(request, given))
+
+
+def _has_shape(given: list[str], wanted: Sequence[Any]) -> bool:
+    """Whether a path has the fixed parts of a route."""
+    return len(given) == len(wanted) and all(
+        not isinstance(part, str) or part == text for text, part in zip(given, wanted, strict=True)
+    )
 
 
 def _invalid_parameters(
