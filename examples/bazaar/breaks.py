@@ -94,8 +94,9 @@ class Breaker:
             note = await self._ways[asked.kind](asked.id)
             self._records.note_break(asked.id, recovered_at=time.time(), note=note)
         except NotRecoveredError as error:
-            self._records.note_break(asked.id, note=f"not recovered: {error}")
-            self._noted.fail(f"/break {asked.kind}: not recovered: {error}")
+            note = f"not recovered: {error}"
+            self._records.note_break(asked.id, note=note)
+            self._noted.fail(f"/break: {note}")
         except (NotDoneError, ServerFailedError, OSError) as error:
             self._records.note_break(asked.id, note=f"not done: {error}")
         finally:
@@ -293,7 +294,7 @@ def others_text(items: int) -> str:
     if not items:
         return "no other seller handed in a changed catalogue"
     count = "1 item of another seller was" if items == 1 else f"{items} items of others were"
-    return f"{count} published, changed or removed"
+    return f"{count} published, edited or unpublished"
 
 
 def descendants(pid: int) -> set[int]:

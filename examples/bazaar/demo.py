@@ -295,7 +295,7 @@ class Demo:
         login = "" if sys.stdout.isatty() else f"  log in        {command} console link\n"
         print(
             f"up after {took_s:.1f} s\n\n"
-            f"  the shop      {stage.shop_url}/  (with a tour)\n"
+            f"  the site      {stage.shop_url}/  (with a tour)\n"
             f"  break it      {stage.shop_url}/break\n"
             f"  the console   {console}\n"
             f"{login}"
@@ -387,22 +387,31 @@ def seconds_of(text: str) -> float:
 
 def main() -> int:
     """Parse the command line and play; returns the exit code."""
-    parser = argparse.ArgumentParser(description="A small classifieds site on Headrace, at work.")
+    parser = argparse.ArgumentParser(
+        prog="headrace demo", description="Run a small classifieds site with simulated users."
+    )
     parser.add_argument(
         "--seconds",
         type=seconds_of,
         help="stop after this many seconds (default: on Ctrl-C); a run of under"
         f" {CHECKED_FROM_S:.0f} s lists what it did not check",
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all of it lives")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help="the folder of all its data (default: demo-data)",
+    )
     parser.add_argument(
         "--port",
         type=int,
-        help="the console's port; the photos have the next one, the shop the one after it",
+        help="the console's port; the photos have the next one, the site the one after it",
     )
-    parser.add_argument("--shops", type=int, default=SHOPS_COUNT, help="how many sellers, 5 to 50")
+    parser.add_argument(
+        "--sellers", type=int, default=SHOPS_COUNT, help="how many sellers, 5 to 50"
+    )
     given = parser.parse_args()
-    sellers = shops(min(max(given.shops, 5), SHOPS_COUNT))
+    sellers = shops(min(max(given.sellers, 5), SHOPS_COUNT))
     try:
         with folder_of_one(given.folder) as lock_fd:
             stage = Stage(given.folder, sellers, lock_fd=lock_fd, port=given.port)

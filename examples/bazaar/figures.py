@@ -18,6 +18,8 @@ from examples.bazaar.visitors import Seen
 
 _AVERAGED_S: Final = 4.0
 _MB: Final = 1e6
+_NAMES: Final = {"unchanged": "requested and unchanged", "known": "known (not requested)"}
+"""How outcomes of photos are shown that differ only in whether there was a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class Figures:
                 f"{views:.0f} views/s · {self._views()}, {self._pending} not yet in PostgreSQL"
             ),
             "feed": f"{pages:.0f} pages/s · {self._feeds()}",
-            "shop": f"{self._bought.pages} pages · {self._buys()}",
+            "site": f"{self._bought.pages} pages · {self._buys()}",
             "checks": checks,
         }
         texts = [f"{room:<7}{text}" for room, text in rows.items()]
@@ -169,7 +171,7 @@ class Figures:
                 " unchanged (304)"
             ),
             f"feed   {self._followed.pages} pages read, {self._feeds()}",
-            f"shop   {self._bought.pages} pages, {self._buys()}",
+            f"site   {self._bought.pages} pages, {self._buys()}",
             f"checks {checks}",
         ]
 
@@ -178,7 +180,7 @@ class Figures:
 
     def _views(self) -> str:
         viewed = self._viewed
-        return f"{viewed.views} views of {len(viewed.totals)} items"
+        return f"{viewed.views} views of {len(viewed.totals)} adverts"
 
     def _feeds(self) -> str:
         followed = self._followed
@@ -186,9 +188,7 @@ class Figures:
 
     def _buys(self) -> str:
         bought = self._bought
-        return (
-            f"{bought.tracks} tracks played, {bought.ways} visits from an item to its seller's feed"
-        )
+        return f"{bought.tracks} tracks played, {bought.ways} visits from an advert to the feed"
 
     def _backlog(self) -> str:
         """Jobs by state; those that wait for a person are counted apart."""
@@ -199,7 +199,7 @@ class Figures:
                 people += int(row["ready"])
             else:
                 ready += int(row["ready"])
-        moderation = f", {people} photos for a moderator" if people else ""
+        moderation = f", {people} photos for moderators" if people else ""
         return f"{leased} in progress, {ready} waiting, {failed} failed{moderation}"
 
     def _items(self) -> str:
@@ -210,8 +210,9 @@ class Figures:
         )
 
     def _outcomes(self) -> str:
+        found = self._photos.most_common()
         return (
-            ", ".join(f"{n} {outcome}" for outcome, n in self._photos.most_common()) or "none yet"
+            ", ".join(f"{n} {_NAMES.get(outcome, outcome)}" for outcome, n in found) or "none yet"
         )
 
     def _answers(self) -> str:

@@ -198,7 +198,8 @@ class Ledger:
         failed = sum(int(row["failed"]) for row in rows)
         now = await asyncio.to_thread(self._records.errands)
         note = (
-            f"{now.repeated} cut off by a crash and run again; failed mails are retried each minute"
+            f"{now.repeated} interrupted by a crash and run again;"
+            " failed mails are retried each minute"
         )
         self.lines["jobs"] = line_of(
             "jobs",
@@ -269,7 +270,7 @@ class Ledger:
             failed=failed,
             lost=self._lasting("photos lost", lost),
             doubled=self._lasting("photos doubled", sum(n - 1 for n in found.values())),
-            note="failed ones have their reason on the item's page",
+            note="failed ones have their reason on the advert's page",
             is_state=True,
         )
 
@@ -293,7 +294,7 @@ class Ledger:
             done=len(self._shown[-1] & posts.keys()),
             lost=self._lasting("posts lost", missing - open_jobs),
             doubled=self._lasting("posts doubled", doubled),
-            note="one for each advert on the site, none for sold ones",
+            note="one for each advert on the site, none for removed ones",
             is_state=True,
         )
 

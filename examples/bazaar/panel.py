@@ -56,7 +56,8 @@ WAYS: Final = (
         "seller",
         "Hang a seller",
         "A seller's host accepts connections and is silent for 15 s.",
-        "Its photos are tried again with a longer timeout. Other sellers' photos are not delayed.",
+        "Its photos are requested again with a longer timeout. Photos of other sellers are not"
+        " delayed.",
         "/fetch/hosts",
     ),
     Way(

@@ -92,7 +92,7 @@ async def show_item(
     await shop.welcome(request)
     advert = await asyncio.to_thread(shop.adverts.find, seller, item.removeprefix("/"))
     if advert is None:
-        raise NotFoundException("This advert is not on the site; it may have been sold.")
+        raise NotFoundException("This advert is not on the site; its seller may have removed it.")
     # Recorded first: `views` never counts more than the site has requested.
     await asyncio.to_thread(shop.adverts.note_opened)
     entity = post_of(advert.shop, advert.item)

@@ -68,7 +68,7 @@ class Ports:
     origins: int
 
 
-_LISTENERS: Final = {"api": "console", "media": "photos' server", "shop": "shop"}
+_LISTENERS: Final = {"api": "console", "media": "photos' server", "shop": "site"}
 _PREFERRED: Final = Ports(api=8080, media=8081, shop=8082, origins=8300)
 
 
@@ -151,7 +151,7 @@ class Stage:
                 try:
                     self.waits_for = "the photos of the sellers, which the first run draws"
                     await self._wait_drawn(drawing, stop)
-                    self.waits_for = "the pages of the shop"
+                    self.waits_for = "the pages of the site"
                     async with self._serving_shop(stop):
                         self.waits_for = "a link into the console"
                         yield up
@@ -237,7 +237,7 @@ class Stage:
                 await _end(shop)
             others = {name: port for name, port in asdict(self.ports).items() if name != "shop"}
             self.ports = self._choose_ports(**others)
-        raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
+        raise DemoError(f"the site's pages do not answer:\n{_tail(self.shop_log)}")
 
     async def _is_shop_up(self, shop: asyncio.subprocess.Process, stop: asyncio.Event) -> bool:
         """Whether its pages answer; False: somebody took its port meanwhile. Raises: DemoError."""
@@ -251,7 +251,7 @@ class Stage:
                 break
             await asyncio.sleep(0.1)
         if not _TAKEN.search(self.shop_log.read_text(encoding="utf-8", errors="replace")):
-            raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
+            raise DemoError(f"the site's pages do not answer:\n{_tail(self.shop_log)}")
         return False
 
     def token(self) -> str:

@@ -43,10 +43,10 @@ STEPS: Final = (
     Step(
         2,
         "Every view is counted once",
-        "Open an item and load it again: its count rises by one, in addition to about a hundred"
+        "Open an advert and load it again: its count rises by one, in addition to about a hundred"
         " simulated visitors. The console shows its views by hour and day.",
         path="/items/velo-ada/velo-ada-0002",
-        place="an item",
+        place="an advert",
         screen="/views/entity?id=velo-ada%3Avelo-ada-0002",
         screen_title="its views",
     ),
@@ -55,7 +55,7 @@ STEPS: Final = (
         "Jobs that fail and recover",
         "Mails to followers are sent within the rate limit of each provider. Some fail: open one"
         " and read its error. A cron job retries failed mails each minute, so the list empties;"
-        " press retry to be faster. Each new item runs a workflow: check the item, add it to the"
+        " press retry to be faster. Each new advert runs a workflow: check it, add it to the"
         " search, make small photos, announce it.",
         path="/feed",
         place="your feed",

@@ -393,7 +393,7 @@ def test_only_images_audio_and_video_have_previews():
 
 
 def test_memory_is_named_only_after_deaths_by_sigkill():
-    """Linux kills so if memory is short; a crash or an exit has another cause."""
+    """Linux may kill so if memory is short; a crash or an exit has another cause."""
     for how, is_named in (("killed", True), ("crashed", False), ("exited", False)):
         mark = Mark(
             at=NOON,

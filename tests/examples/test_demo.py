@@ -25,7 +25,7 @@ UP_S = 120
 
 async def start(folder, *words):
     """Begin a demo of ten sellers in `folder`; what it prints goes to a file."""
-    command = [sys.executable, "-m", "examples.bazaar.demo", "--shops", "10", "--folder", folder]
+    command = [sys.executable, "-m", "examples.bazaar.demo", "--sellers", "10", "--folder", folder]
     env = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
     with (folder / "out").open("wb") as out:
         return await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ async def test_a_run_of_some_seconds_ends_well_and_leaves_no_process(tmp_path):
     said = (tmp_path / "out").read_text()
     assert code == 0, said[-3000:]
     assert said.rstrip().endswith("everything worked")
-    for room in ("jobs", "fetch", "media", "views", "feed", "shop"):
+    for room in ("jobs", "fetch", "media", "views", "feed", "site"):
         assert f"\n  {room:<7}" in said
     assert commands_in(tmp_path) == []
 

@@ -68,8 +68,8 @@ def test_the_changing_figures_are_seen_on_80_columns():
     seen = {room: f"{text}"[: 80 - 1 - 16] for room, text in lines.items()}
     assert "1234 in progress, 12345 waiting, 123 failed" in seen.pop("jobs")
     assert "requests/s, 123.5 MB/s · 1234 photos" in seen.pop("media")
-    assert "views/s · 12345 views of 2 items, " in seen.pop("views")
-    assert seen.pop("shop").startswith("12345 pages · 456 tracks played")
+    assert "views/s · 12345 views of 2 adverts, " in seen.pop("views")
+    assert seen.pop("site").startswith("12345 pages · 456 tracks played")
     assert seen.pop("checks") == checks[: 80 - 1 - 16]
     assert "lost 0 and doubled 0" in checks[: 80 - 1 - 16]
     for room, text in seen.items():

@@ -156,8 +156,8 @@ async def test_a_press_leads_to_its_result_which_names_the_silent_seller(site, s
 
 def test_the_note_of_a_silent_seller_names_what_others_did():
     assert others_text(0) == "no other seller handed in a changed catalogue"
-    assert others_text(1) == "1 item of another seller was published, changed or removed"
-    assert others_text(7) == "7 items of others were published, changed or removed"
+    assert others_text(1) == "1 item of another seller was published, edited or unpublished"
+    assert others_text(7) == "7 items of others were published, edited or unpublished"
 
 
 async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tmp_path):

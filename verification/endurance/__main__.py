@@ -167,7 +167,7 @@ def running_demo(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
         )
         try:
             deadline_s = time.monotonic() + START_S
-            while "the shop" not in log.read_text():
+            while "break it  " not in log.read_text():
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     raise SystemExit(f"the demo did not start: see {log}")
                 time.sleep(0.5)

@@ -449,6 +449,6 @@ leases_lost = counter(
 )
 agent_slots = gauge("agent_slots", "Slots of this agent.")
 SLOT_ENDS: Final = ("left", "overtime", "killed", "crashed", "exited", "died")
-"""`killed`: by SIGKILL, as Linux does if memory is short; `crashed`: by another signal; `exited`:
-by its own code; `died`: the exit status is unknown."""
+"""`killed`: by SIGKILL, by hand, a program, or Linux if memory is short; `crashed`: by another
+signal; `exited`: by its own code; `died`: the exit status is unknown."""
 slots_ended = counter("agent_slots_ended_total", "Slots that ended, by how.", how=SLOT_ENDS)

@@ -29,6 +29,7 @@ from headrace.views.service import Views
 
 FILE_HELP: Final = "Write all pages to this .csv or .parquet file."
 FOLDER_HELP: Final = "Write all new changes to files in this folder."
+SERIES_HEAD: Final = ("start (UTC)", "human", "bot", "owner of ID", "staff")
 CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
 
 
@@ -101,7 +102,7 @@ def show_series(
     from_at: datetime | None,
     to_at: datetime | None,
 ) -> None:
-    """Show views of ID by hour, day or month.
+    """Show views of ID by hour, day or month, with a column per class of viewers.
 
     The default span is 2 days for hours, today and the 30 days before it for days, and the current
     month and the 11 before it for months.
@@ -113,7 +114,7 @@ def show_series(
         (f"{row.start_at:%Y-%m-%d %H:%M}", row.human, row.bot, row.owner, row.staff)
         for row in found
     ]
-    terminal.show(listing(found), table(("start (UTC)", *CLASSES), rows) if found else "no views")
+    terminal.show(listing(found), table(SERIES_HEAD, rows) if found else "no views")
 
 
 @views.command("viewers", short_help="Show viewers by day, week or month.")

@@ -12,7 +12,7 @@ from headrace.kernel.terminal import pluralize
 from headrace.web.joined_outages import JoinedOutage
 
 CAUSES: Final[Mapping[str, str]] = {
-    "killed": "killed by SIGKILL, as Linux does if memory is short",
+    "killed": "killed by SIGKILL: by hand, by a program, or by Linux if memory is short",
     "crashed": "crashed by a signal",
     "exited": "ended by their own code",
     "died": "exit status unknown",
