@@ -286,6 +286,18 @@ def test_files_named_like_modules_of_python_are_named_if_they_break_an_import(tm
         require_answer(process.returncode, err.decode(), Mistake("work", expected[name], shown))
 
 
+def test_a_file_of_pythonpath_that_hides_a_module_of_python_is_named(tmp_path):
+    (own := tmp_path / "own").mkdir()
+    (own / "cmd.py").write_text("x = 1\n")
+    (tmp_path / "early.py").write_text("import pdb\n" + FILES["shop.py"])
+    paths = os.pathsep.join(filter(None, [str(own), os.environ.get("PYTHONPATH")]))
+    process = headrace("work", "early:app", folder=tmp_path, PYTHONPATH=paths)
+    _, err = process.communicate(timeout=60)
+    texts = (f"cmd.py in {own} hides Python's module 'cmd': rename it",)
+    mistake = Mistake("work", "cli.module_hidden", texts)
+    require_answer(process.returncode, err.decode(), mistake)
+
+
 def test_a_closed_pipe_ctrl_c_and_a_poor_locale_are_no_faults(folder):
     piped = headrace("config", "show", folder=folder)
     piped.stdout.close()

@@ -44,7 +44,7 @@ class AppBroken(InvalidInput):
 
 
 class ModuleHidden(InvalidInput):
-    """A file of the current folder hides a module of Python, so that an import fails."""
+    """A file in the current folder or PYTHONPATH hides a module of Python, and an import fails."""
 
     code = "cli.module_hidden"
 
@@ -196,7 +196,7 @@ def _hiding(module_name: str) -> str:
     """Advice if a standard module hides the user's file of the same name."""
     first = module_name.partition(".")[0]
     file = getattr(sys.modules.get(first), "__file__", None) or ""
-    if first not in sys.stdlib_module_names or Path(file).parent == Path.cwd():
+    if first not in sys.stdlib_module_names or Path(file).parent in own_folders():
         return ""
     return (
         f"; {first!r} is a module of Python's standard library and hides a file of that name:"
@@ -204,8 +204,15 @@ def _hiding(module_name: str) -> str:
     )
 
 
+def own_folders() -> set[Path]:
+    """The folders of the user's own modules: the current one, and those of PYTHONPATH."""
+    listed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = {Path.cwd(), *(Path(one).absolute() for one in listed if one)}
+    return folders - {Path(sysconfig.get_path("stdlib"))}
+
+
 def hiding_file(error: Exception) -> Path | None:
-    """The file or package of the current folder that hides a standard module and caused `error`.
+    """The user's own file or package that hides a standard module and caused `error`.
 
     Python then reports that the module lacks a name or a submodule.
     """
@@ -214,7 +221,7 @@ def hiding_file(error: Exception) -> Path | None:
     for name in sys.stdlib_module_names & sys.modules.keys():
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")
         place = file.parent if file.name == "__init__.py" else file
-        if place.parent == Path.cwd() and re.search(rf"'{re.escape(name)}[.']", str(error)):
+        if place.parent in own_folders() and re.search(rf"'{re.escape(name)}[.']", str(error)):
             return place
     return None
 
