@@ -321,7 +321,7 @@ def test_the_age_of_the_reported_slots_is_stated_beside_the_counts_of_now():
     plan = PlanHead(leader="a", term=1, version=1, planned_at=NOON, is_led=True)
     fleet = FleetState(hosts=hosts, plan=plan, decisions=[], alerts_open=0, alerts=[])
     rates = Rates(None)
-    card = jobs_card(rates, RoomRates(rates, None), PanelData([]), PanelData(fleet), NOON)
+    card = jobs_card(rates, RoomRates(rates, None), PanelData([]), PanelData(fleet), now_at=NOON)
     assert card.facts[2:] == [("slots busy", "2 of 4"), ("slots reported", "4 s ago")]
 
 

@@ -42,7 +42,6 @@ REGISTRIES = re.compile("pypi" + r"\.org|python" + r"hosted|registry\.npm|deb\."
 REGISTERED = re.compile(r"^register\('(\w+)'", re.MULTILINE)
 SMALL = {
     "headrace/cli/extras.py": "extras of roles, which `up` checks before it imports any role",
-    "headrace/engines/valkey_url.py": "both kinds of connections, of which one imports the other",
     "headrace/__main__.py": "the command; Python gives the name",
     "headrace/feed/service.py": "the public attributes of the room",
     "headrace/fetch/http/requests.py": "parsing shared by all routes of the room",

@@ -115,6 +115,7 @@ def jobs_card(
     given: RoomRates,
     queues: PanelData[Sequence[QueueStatus]],
     fleet: PanelData[FleetState],
+    *,
     now_at: datetime,
 ) -> System:
     """Jobs; the counts cover the whole fleet.
@@ -291,7 +292,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     # The order within a tone is that of the sources.
     issues.sort(key=lambda one: one.tone != "bad")
     cards = [
-        jobs_card(rates, given, found.queues, found.fleet, context.now_at),
+        jobs_card(rates, given, found.queues, found.fleet, now_at=context.now_at),
         fetch_card(rates, given, found.runs),
         views_card(rates, given, found.lag),
         feed_card(rates, given, found.shards),
