@@ -298,6 +298,35 @@ def test_a_file_of_pythonpath_that_hides_a_module_of_python_is_named(tmp_path):
     require_answer(process.returncode, err.decode(), mistake)
 
 
+@pytest.mark.parametrize(
+    ("name", "url", "engine", "other"),
+    [
+        ("POSTGRES", "postgres://me:hunter2@127.0.0.1:1/db", "PostgreSQL", "valkey"),
+        ("VALKEY", "valkey://:hunter2@127.0.0.1:1", "Valkey", "postgres"),
+    ],
+)
+def test_a_wrong_url_is_named_beside_the_one_that_is_not_set(tmp_path, name, url, engine, other):
+    ours = {f"HEADRACE_{name}_URL": url}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+    process = subprocess.run(
+        [sys.executable, "-m", "headrace", "queues", "ls"],
+        check=False,
+        cwd=tmp_path,
+        env={**env, **ours},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    texts = (
+        f"{engine} at 127.0.0.1:1 does not respond (no connection): correct",
+        f"{other}.url (HEADRACE_{other.upper()}_URL) is not set",
+    )
+    mistake = Mistake("queues ls", "engines.not_running", texts)
+    require_answer(process.returncode, process.stderr, mistake)
+    assert "hunter2" not in process.stderr
+    assert process.stderr.startswith("headrace: PostgreSQL at") is (name == "POSTGRES")
+
+
 def test_a_closed_pipe_ctrl_c_and_a_poor_locale_are_no_faults(folder):
     piped = headrace("config", "show", folder=folder)
     piped.stdout.close()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 import msgspec
@@ -23,7 +23,7 @@ from headrace.cli.screen import ERROR_STYLE, ProgressView, draw, is_screen, pain
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.embedded import NotRunning
-from headrace.engines.endpoints import Endpoints
+from headrace.engines.endpoints import Endpoints, server_of
 from headrace.engines.migrate import check_schema
 from headrace.kernel import spans
 from headrace.kernel.config import Loaded
@@ -277,6 +277,13 @@ if TYPE_CHECKING:
     from headrace.web.server import Pages
     from headrace.web.tokens import Tokens
 
+REACHED_S: Final = 3.0
+"""Longest attempt to reach a server, to name its URL in an error."""
+_SERVERS: Final = {
+    "PostgreSQL": ("postgres.url (HEADRACE_POSTGRES_URL)", 5432, ".s.PGSQL.5432"),
+    "Valkey": ("valkey.url (HEADRACE_VALKEY_URL)", 6379, ""),
+}
+"""The setting, the default port and the name of the socket file of each engine."""
 Service = TypeVar("Service")
 Answer = TypeVar("Answer")
 
@@ -334,6 +341,13 @@ class CommandLine:
                 if checked:
                     await check_schema(app.engines.postgres, self.packages, version=app.version)
                 return await work(app)
+            except NotRunning as error:
+                # It names the engine whose URL is not set; the other one may be wrong, too.
+                urls = app.configured_urls()
+                before = await unreachable("PostgreSQL", urls.postgres_url)
+                after = await unreachable("Valkey", urls.valkey_url)
+                error.text = "; ".join(filter(None, (before, error.text, after)))
+                raise
             finally:
                 await app.close()
 
@@ -395,6 +409,26 @@ class CommandLine:
     def close(self) -> None:
         """Remove the progress."""
         self._progress.close()
+
+
+async def unreachable(engine: str, url: str) -> str:
+    """Why no connection to the configured server of `engine` opens; empty if one does."""
+    setting, port, socket = _SERVERS[engine]
+    server = server_of(url, port=port, socket=socket) if url else ""
+    host, _, written_port = server.rpartition(":")
+    try:
+        async with asyncio.timeout(REACHED_S):
+            if server.startswith("/"):
+                _, writer = await asyncio.open_unix_connection(server)
+            elif host and "," not in host and written_port.isdecimal():
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(written_port))
+            else:
+                return ""  # not configured, or a list of servers
+    except OSError as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else "no connection"
+        return f"{engine} at {server} does not respond ({why}): correct {setting} or start it"
+    writer.close()
+    return ""
 
 
 def discard_output() -> None:
