@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlsplit
 
-from headrace.kernel.config import (
-    MASK,
-    NAMED_USER,
-    masked_query,
-    parse_url,
-    require_known_parameters,
-)
+from headrace.kernel.config import parse_url, require_known_parameters
+from headrace.kernel.masking import MASK, NAMED_USER, masked_query
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
 _NODES: Final = re.compile(

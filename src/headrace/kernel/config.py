@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from headrace.kernel.errors import FieldProblem, InvalidInput, did_you_mean
+from headrace.kernel.masking import NAMED_USER, is_secret, shown_url
 
 ENV_PREFIX: Final = "HEADRACE_"
 ENV_OUTSIDE_SECTIONS: Final = frozenset(
@@ -177,13 +178,6 @@ _WITH_HOST: Final = frozenset({"http", "https", "s3", "valkey", "valkeys", "redi
 """Schemes whose URLs need a host or a bucket; PostgreSQL and Unix sockets have none."""
 
 
-MASK: Final = "(masked)"
-"""Replaces a secret in a shown URL."""
-NAMED_USER: Final = frozenset(
-    {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
-)
-"""Schemes with a public user name; with others a lone user may be a token or access key."""
-_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
 _VALKEY: Final = ("db", "password", "username")
 _VALKEY_TLS: Final = tuple(
     f"ssl_{name}" for name in ("ca_certs", "cert_reqs", "certfile", "check_hostname", "keyfile")
@@ -226,7 +220,7 @@ def require_known_parameters(url: str) -> None:
         name, equals, text = pair.partition("=")
         if follows_secret and unquote(name) not in known:
             raise ValueError("a URL whose `&` in a password is written as %26")
-        follows_secret |= _is_secret(name)
+        follows_secret |= is_secret(name)
         if unquote(name) not in known:
             instead = (
                 f"known are {', '.join(known)}"
@@ -240,22 +234,6 @@ def require_known_parameters(url: str) -> None:
             raise ValueError(
                 f"a URL with {name}={', '.join(VALUES[name][:-1])} or {VALUES[name][-1]}"
             )
-
-
-_URL_START: Final = re.compile(r"([a-z][a-z0-9+]{0,20})(:?)(//)")
-
-
-def _is_secret(parameter: str) -> bool:
-    return _SECRET_PARAMETER.search(unquote(parameter)) is not None
-
-
-def masked_query(query: str) -> str:
-    """The parameters of a URL without values of secret ones."""
-    pairs = [pair.partition("=") for pair in query.split("&")]
-    return "&".join(
-        f"{name}={MASK}" if equals and _is_secret(name) else f"{name}{equals}{text}"
-        for name, equals, text in pairs
-    )
 
 
 def _split_url(text: str) -> SplitResult:
@@ -426,7 +404,7 @@ def load_config(
         except ValueError as error:
             shown = repr(text)
             if row.secret:
-                shown = _hidden(text) if row.name.endswith("url") else "a hidden value"
+                shown = shown_url(text) if row.name.endswith("url") else "a hidden value"
             name = (
                 source
                 if source.startswith(("--", ENV_PREFIX))
@@ -435,42 +413,6 @@ def load_config(
             problems.append(FieldProblem(name, "invalid", f"expected {error}, got {shown}"))
     InvalidConfig.require_none(problems, "configuration")
     return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
-
-
-def _hidden(text: str) -> str:
-    """A secret value in an error: the URL of an engine without its password, or less."""
-    found = _URL_START.match(text.strip())
-    if found is None:
-        lack = "" if "://" in text else ' without "://"'
-        return f"a hidden value{lack}"
-    scheme, colon, _ = found.groups()
-    if scheme not in PARAMETERS:
-        return f"a URL starting with {found[0]}"
-    shown = found[0] + _without_password(text.strip()[found.end() :], scheme)
-    return repr(shown) + ("" if colon else f', which has no ":" after {scheme}')
-
-
-def _without_password(rest: str, scheme: str) -> str:
-    """What follows `://` in a URL that may be wrong; what may be a part of a password is masked."""
-    login, at, place = rest.rpartition("@")
-    if re.search(r"\?[A-Za-z_]+=", login):
-        return MASK  # the "@" may be in a secret parameter
-    if not at:
-        # A ":" without a port after it may precede a password whose "@" is missing.
-        host, colon, _ = place.partition("?")[0].partition(":")
-        has_port = re.match(r"[^:]*:[0-9]{1,5}(?=[/?,]|$)", place)
-        return f"{host}:{MASK}" if colon and not has_port else _masked_place(place)
-    user, colon, _ = login.partition(":")
-    is_name = scheme in NAMED_USER and re.fullmatch(r"[A-Za-z0-9._%+~-]*", user)
-    shown = f"{user}{colon}{MASK if colon else ''}" if is_name else MASK
-    return f"{shown}@{_masked_place(place)}"
-
-
-def _masked_place(place: str) -> str:
-    server, mark, query = place.partition("?")
-    # What follows a secret parameter may be its end, after a "&" in it.
-    end = re.search(r"(?<==)\(masked\).*", shown := masked_query(query))
-    return server + mark + (shown[: end.start()] + MASK if end else shown)
 
 
 def _read_file(
