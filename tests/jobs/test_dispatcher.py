@@ -6,6 +6,7 @@ import asyncio
 import math
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.kit.waiting import wait_true
@@ -280,6 +281,31 @@ async def test_a_job_due_soon_starts_before_the_next_poll(open_host, jobs):
         await fill(jobs, "a", 1, after_s=0.3)
         host.dispatcher.wake(host.queues["a"].queue_id)
         await wait_true(lambda: worker.channel.works, deadline_s=45)
+
+
+async def test_lanes_without_work_are_not_claimed_until_the_poll_finds_some(
+    open_host, jobs, monkeypatch
+):
+    """Without notifications: a host's queues share one statement."""
+    calls = []
+    async with open_host(poll_s=0.01, a={}, b={"batch": 2}) as host:
+
+        def noted(name, call, *args, **options):
+            calls.append(name)
+            return call(*args, **options)
+
+        for name in ("claim_lanes", "queues_with_work"):
+            call = getattr(host.leases, name)
+            monkeypatch.setattr(host.leases, name, partial(noted, name, call))
+        worker = host.worker()
+        queues = host.queues.values()
+        await wait_true(lambda: all(queue.lanes_due_s == math.inf for queue in queues))
+        calls.clear()
+        await wait_true(lambda: calls.count("queues_with_work") > 10)
+        assert "claim_lanes" not in calls
+        await fill(jobs, "b", 1, lane="x")
+        await host.wait_given(worker)
+        host.finish(worker)
 
 
 async def test_a_notification_during_an_empty_claim_is_kept(open_host):

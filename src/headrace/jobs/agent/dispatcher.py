@@ -13,6 +13,7 @@ A queue's wake flag is cleared BEFORE its claim, so that notifications during th
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any, Final
 from headrace.jobs.agent.assignment import Allowances, Assignment
 from headrace.jobs.agent.crash_attribution import acks_of_crashed, returned_ack
 from headrace.jobs.agent.lane_folder import LaneFolder, cancel_tasks
-from headrace.jobs.agent.queue_state import PREFETCH_S, PrefetchedLease, QueueState
+from headrace.jobs.agent.queue_state import PREFETCH_S, RETRY_AFTER_S, PrefetchedLease, QueueState
 from headrace.jobs.agent.token_batcher import TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.leases import RECONNECT, LeaseManager
@@ -39,7 +40,6 @@ LANE_STARTS_MAX: Final = 50
 JOBS_PER_CLAIM_MAX: Final = 2_000
 LEASES_PER_CLAIM_MAX: Final = 50
 PREFETCH_KEPT_S: Final = 0.25
-RETRY_AFTER_S: Final = 0.02
 ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
 """Outcomes that end a job."""
 COMES_BACK: Final = frozenset({"returned", "unstarted", "lost"})
@@ -329,8 +329,8 @@ class Dispatcher:
         claims = None
         try:
             if is_lanes:
-                # A notification during the claim sets this back to now.
-                queue.lanes_due_s = sent_s + self._poll_s()
+                # Until the claim, a notification or the poll of all queues finds a lane.
+                queue.lanes_due_s = math.inf
                 claims = await self._leases.claim_lanes(
                     queue.queue_id, leases_max=leases_max, batch=batch, cursor=queue.lane_cursor
                 )
@@ -387,9 +387,8 @@ class Dispatcher:
             if claims.is_full:
                 self._folder.start(queue)
             start_before_s = sent_s + (claims.slack_s or 0.0)
-        elif claims.wait_s is not None:
-            due_s = now_s + max(claims.wait_s, RETRY_AFTER_S)
-            queue.lanes_due_s = min(queue.lanes_due_s, due_s)
+        else:
+            queue.note_no_lanes(claims.wait_s, sent_s + self._poll_s())
         for claim in claims.leases:
             work = claim.as_work(queue.facts.queue, claims.retries, start_before_s)
             self._assign_or_prefetch(queue, work, workers, now_s)

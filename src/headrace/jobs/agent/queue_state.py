@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +29,8 @@ REFILL_GAP_S: Final = 0.02
 """Least time between such claims: one costs nearly as much for two jobs as for fifty."""
 EMPTY_GAP_S: Final = (0.002, 0.05)
 """First and longest delay of a claim of lanes after a settle, if the last claims were empty."""
+RETRY_AFTER_S: Final = 0.02
+"""Least time between claims that wait for a moment."""
 _NEW_SHARE: Final = 0.3
 """Weight of the newest call in the average time per job."""
 _SMOOTHING: Final = 0.2
@@ -168,6 +171,18 @@ class QueueState:
         """Whether floating slots that work it should stay."""
         is_due = self.may_have_jobs or self.lanes_due_s <= now_s
         return bool(self.prefetched) or self.is_claiming or is_due
+
+    def note_no_lanes(self, wait_s: float | None, poll_at_s: float) -> None:
+        """Note when to claim again from lanes that had no job to start.
+
+        The poll of all queues finds other lanes, unless searches are costly: it then searches from
+        other marks than the claim, and each may miss a lane.
+        """
+        if wait_s is not None:
+            due_s = time.monotonic() + max(wait_s, RETRY_AFTER_S)
+            self.lanes_due_s = min(self.lanes_due_s, due_s)
+        if self.lane_cursor.is_costly:
+            self.lanes_due_s = min(self.lanes_due_s, poll_at_s)
 
     def wake(self) -> None:
         """Note that jobs may be waiting now."""

@@ -150,6 +150,11 @@ class LaneCursor:
         self._searches = WholeSearches()
 
     @property
+    def is_costly(self) -> bool:
+        """Whether a claim from the beginning is slow, so that claims search from the marks."""
+        return self._searches.is_costly
+
+    @property
     def event(self) -> int:
         """The journal row after which to fold."""
         return 0 if self._searches.is_due else self._event.value
