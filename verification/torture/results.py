@@ -211,18 +211,19 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
 def findings_of(records: Mapping[str, dict[str, Any]]) -> str:
     """The failed runs with their causes, and those whose cause is not known yet."""
     rows = [
-        f"| {fault} | {seed or '-'} | {text} ({date}) | not known yet | open |"
+        f"| {fault} | {named} | {text} ({date}) | not known yet | open |"
         for fault, record in records.items()
         for date, seed, text in record.get("failures", [])
-        if not is_known(fault, seed)
+        for named in [f"site of {date}" if seed is None else str(seed)]
+        if not is_known(fault, named)
     ]
     return "\n".join([FINDINGS, *rows])
 
 
-def is_known(fault: str, seed: int | None) -> bool:
-    """Whether `findings.md` has the cause of a failed run."""
+def is_known(fault: str, named: str) -> bool:
+    """Whether `findings.md` has the cause of a failed run, named by its seed or its site's date."""
     rows = [[cell.strip() for cell in line.split("|")] for line in FINDINGS.splitlines()]
-    return any(row[1] == fault and str(seed) in row[2].split(", ") for row in rows if len(row) > 2)
+    return any(row[1] == fault and named in row[2].split(", ") for row in rows if len(row) > 2)
 
 
 def shown_runs(fault: Fault, record: Mapping[str, Any] | None) -> str:
