@@ -300,7 +300,7 @@ class Demo:
             f"  the console   {console}\n"
             f"{login}"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
-            f"  the photos    {stage.media_url}/m/photos/...\n"
+            f"  the photos    {stage.media_url}/m/KEY\n"
             f"  the token     {stage.token_file}\n"
             f"  by hand       {command} queues ls\n"
             f"  logs          {stage.headrace_log}, {stage.origins_log}, {stage.shop_log}\n",

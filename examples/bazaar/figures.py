@@ -165,7 +165,7 @@ class Figures:
                 f" {seen.body_bytes / _MB:.0f} MB"
             ),
             f"       responses by status: {self._answers()}",
-            f"views  {self._views()}; {self._viewed.others} views by other visitors",
+            f"views  {self._views()}; {self._viewed.others} more counted by the pages of the site",
             (
                 f"       {self._viewed.lists} lists read, {self._viewed.unchanged} of them"
                 " unchanged (304)"

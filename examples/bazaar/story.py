@@ -76,7 +76,7 @@ class Story:
                 return
             if not is_reported:
                 print(
-                    f"an earlier run was cut short: its {left} jobs end first, up to 40 s\n",
+                    f"an earlier run was interrupted: its {left} jobs run first, for up to 40 s\n",
                     flush=True,
                 )
                 is_reported = True
