@@ -277,7 +277,7 @@ async def _start_role(role: str, *flags: str) -> asyncio.subprocess.Process:
 
 async def _headrace(*words: str) -> asyncio.subprocess.Process:
     """Start a command of Headrace that dies with this process and prints to standard error."""
-    # If this process died before its child asked for the signal, the child has another parent.
+    # If this process died before its child requested the signal, the child has another parent.
     guard = ("sh", "-c", f'[ "$PPID" = {os.getpid()} ] && exec "$@"', "sh")
     return await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "KILL", *guard, sys.executable, "-m", "headrace", *words),
