@@ -180,12 +180,11 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
 def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) -> System:
     """Views: hit rate, and what PostgreSQL does not have yet."""
     per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
-    behind = UNKNOWN
+    pending, oldest = UNKNOWN, UNKNOWN
     if lag.value is not None:
         oldest_s = max((shard.oldest_s for shard in lag.value), default=0.0)
-        pending = sum(shard.pending for shard in lag.value)
-        behind = f"{pluralize(pending, 'call')}, oldest {format_duration(oldest_s)}"
-        behind = behind if pending else "none"
+        pending = pluralize(sum(shard.pending for shard in lag.value), "call")
+        oldest = format_duration(oldest_s)
     return System(
         name="views",
         what="visitors → totals, charts, top lists",
@@ -193,7 +192,7 @@ def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) ->
         at=given.at(per_s),
         recent=rates.note("views", per_s),
         unit="hits/s",
-        facts=[("not yet in PostgreSQL", behind)],
+        facts=[("not yet stored", pending), ("oldest of them", oldest)],
         error=lag.error,
     )
 
