@@ -1,7 +1,7 @@
 """The record of all runs, one JSON file per fault, and the page that shows it.
 
-A file has the runs of one version of the product: a hash over the files of `src`. Runs of another
-version replace them.
+A file has the runs of one version of the product: a hash over the files of `src` without those of
+the web console, which no run uses. Runs of another version replace them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ COLUMNS: Final = (
 
 @cache
 def code() -> str:
-    """The version of the product: a hash over its files."""
+    """The version of the product: a hash over its files without those of the web console."""
     found = hashlib.sha256()
     for path in sorted((ROOT / "src").rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
+        is_used = not {"__pycache__", "console"} & set(path.parts) and path.suffix != ".so"
+        if path.is_file() and is_used:
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
