@@ -63,7 +63,7 @@ def test_failures_stay_on_the_page_until_their_cause_is_known(folder, monkeypatc
     later.add(2, {"jobs": CLEAN, "feed": CLEAN})
     page = page_of(load_all())
     assert "| kill-api | 1 | jobs: lost, not recovered, over concurrency, shared key," in page
-    assert "| kill-api | - | the site was ended after 9 s" in page
+    assert f"| kill-api | site of {results.today()} | the site was ended after 9 s" in page
     monkeypatch.setattr(results, "FINDINGS", "| kill-api | 1 | found | fixed |")
     assert "shared key" not in page_of(load_all())
 
