@@ -74,7 +74,7 @@ def test_the_text_of_an_alert_names_the_cause():
     broken = QUEUE_RULES["fleet_short"].broken
     for is_loaded in (True, False):
         text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=is_loaded), None, CONFIG)
-        assert ("hosts short of CPU add no slots" in text) is is_loaded
+        assert ("Hosts short of CPU add no slots" in text) is is_loaded
     text = broken(seen(is_short=True, oldest_age_s=75.0), None, CONFIG)
     assert text.startswith("its oldest due job had waited 75 s when this alert was raised")
     assert "add hosts" in text

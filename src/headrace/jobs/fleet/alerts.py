@@ -141,16 +141,16 @@ def _is_short(now: QueueObservation, _: QueueObservation | None, __: JobsConfig)
         return None
     waited = _waited(now)
     if now.is_loaded:
-        return f"{waited}; hosts short of CPU add no slots: see what else runs there, or add hosts"
+        return f"{waited}. Hosts short of CPU add no slots: see what else runs there, or add hosts"
     if now.idle_elsewhere:
         idle = pluralize(
             now.idle_elsewhere, "slot of other queues was", "slots of other queues were"
         )
         return (
-            f"{waited}; no host had room for another slot, but {idle} idle: lower their minimums,"
-            " or give it a lower importance number (0 is first)"
+            f"{waited}. No host had room for another slot, but {idle} idle: lower the minimums of"
+            " those queues, or give this one a lower importance number (0 is served first)"
         )
-    return f"{waited}; no host had room for another slot, and no slot was idle: add hosts"
+    return f"{waited}. No host had room for another slot, and no slot was idle: add hosts"
 
 
 def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: JobsConfig) -> str | None:
