@@ -1,4 +1,7 @@
-"""`--json` of every command: one document of one shape, or one error of one shape."""
+"""`--json` of every command: one document of one shape, or one error of one shape.
+
+Without `--json` a list is a table.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from headrace.__main__ import main
 from headrace.cli.app_context import CommandLine
 from headrace.cli.examples import EXAMPLES
 from headrace.cli.main import build_group, take_global_options
+from headrace.kernel.terminal import Lines, Table
 
 NOT_RUN = {
     **dict.fromkeys(("agent", "api", "flusher", "media serve", "scheduler", "up", "work"), "role"),
@@ -61,6 +65,8 @@ PAGED = re.compile(
     r"^(audit|jobs ls|lanes ls|workflows ls|fleet decisions|fetch (results|webhook ls)|feed (author"
     r"|page|following|followers|muted|blocked)|fetch duplicates ls|fetch catalogue diff)$"
 )
+LINES = re.compile(r"^(doctor|migrate|fetch (host show|catalogue (diff|errors)|item send))$")
+"""Reports and effects: lists that are no table."""
 FILES = {
     "follows.csv": "viewer,author\nbob,ann\n",
     "items.csv": "id,name,price,photos\na,A,5,\n",
@@ -100,6 +106,12 @@ def faults_of(value, place=""):
         yield f"{place} is not in UTC: {value}"
 
 
+def has_table(text):
+    """Whether a text has aligned columns below a head."""
+    parts = text.parts if isinstance(text, Lines) else [text]
+    return any(isinstance(part, Table) or (part is not text and has_table(part)) for part in parts)
+
+
 def test_every_command_has_an_example_that_its_options_accept():
     group = build_group()
     assert set(leaves(group)) == set(EXAMPLES)
@@ -132,7 +144,13 @@ async def test_every_command_prints_one_shape(
         monkeypatch.setenv(name, text)
     rest = [path for path in EXAMPLES if path not in (*FIRST, *NOT_RUN)]
     order = [*FIRST, *sorted(rest, key=lambda path: bool(LAST.search(path)))]
-    faults = []
+    faults, texts, show = [], [], CommandLine.show
+
+    def record(line, value, text):
+        texts.append(text)
+        show(line, value, text)
+
+    monkeypatch.setattr(CommandLine, "show", record)
     for path in order:
         words = [*path.split(), *shlex.split(ARGUMENTS.get(path, EXAMPLES[path])), "--json"]
         code = await asyncio.to_thread(main, words)
@@ -142,6 +160,9 @@ async def test_every_command_prints_one_shape(
             faults += [f"{path}: {fault}" for fault in faults_of(document)]
             if isinstance(document.get("items"), list) != bool(LISTS.search(path)):
                 faults.append(f"{path}: `items` of {list(document)}")
+            is_table = LISTS.search(path) and not LINES.search(path) and document.get("items")
+            if is_table and not has_table(texts[-1]):
+                faults.append(f"{path}: no table: {texts[-1]}")
             if PAGED.search(path) and "next_cursor" not in document:
                 faults.append(f"{path}: no next_cursor")
         else:

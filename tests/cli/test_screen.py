@@ -11,7 +11,9 @@ import pytest
 
 from headrace.cli import screen
 from headrace.cli.app_context import CommandLine
+from headrace.cli.doctor import Finding
 from headrace.cli.main import NAMES
+from headrace.cli.setup import doctor
 from headrace.kernel.errors import NotFound
 from headrace.kernel.terminal import (
     Lines,
@@ -85,6 +87,26 @@ def test_a_terminal_gets_columns_that_fit_with_units_and_colors(shown):
 )
 def test_scripts_and_dumb_terminals_get_plain_text(shown, stream, env):
     assert shown(TEXT, stream=stream, **env) == PLAIN
+
+
+def test_a_row_of_a_script_is_one_line(shown):
+    rows = [("a1", "blurred\n\nask for another"), ("a2", "")]
+    found = shown(table(("item", "reason"), rows), stream=io.StringIO)
+    assert found.splitlines() == ["item  reason", "a1    blurred ask for another", "a2"]
+
+
+def test_the_doctor_has_a_table_only_on_a_terminal(monkeypatch):
+    finding = Finding("disk", "warn", "95 % full", "delete old backups")
+    for stream, expected in (
+        (Tty, r"check +result\n *WARN +disk +95 % full\n +fix: delete old backups"),
+        (io.StringIO, r"^WARN  disk: 95 % full\n      fix: delete old backups\n$"),
+    ):
+        out = stream()
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr(CommandLine, "run_app", lambda *_, **__: [finding])
+        doctor.main([], obj=CommandLine(lambda _: None, ()), standalone_mode=False)
+        lines = [line.rstrip() for line in ANSI.sub("", out.getvalue()).splitlines()]
+        assert re.search(expected, "\n".join(lines) + "\n")
 
 
 def test_no_color_keeps_the_columns(shown):

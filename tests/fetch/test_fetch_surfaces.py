@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -17,9 +18,15 @@ from room import HEAD, LIMITS
 
 from headrace.fetch.cli.catalogues import finish_run
 from headrace.fetch.cli.items import list_results
-from headrace.fetch.cli.text import describe_run, duration, progress_line
+from headrace.fetch.cli.text import (
+    describe_run,
+    duration,
+    progress_line,
+    sources_table,
+    webhooks_table,
+)
 from headrace.fetch.errors import InvalidRate, RunRefused, RunUnfinished
-from headrace.fetch.model import Customer, RunState, SampledPhoto, parse_rate
+from headrace.fetch.model import Customer, RunState, SampledPhoto, Source, Webhook, parse_rate
 from headrace.fetch.sampling import expected_s
 from headrace.fetch.store.runs import pace_of
 from headrace.web.tokens import Tokens
@@ -178,7 +185,9 @@ async def test_commands_from_customer_to_confirmed_run(command, shop, tmp_path):
     code, text = await command("run", "undo", held, "--no-wait")
     assert (code, "2 new, 0 changed" in text) == (0, True)
     assert "undone by run" in (await command("run", "show", held))[1]
-    assert "undone by run" in (await command("run", "ls"))[1]
+    undo = (await shop.fetch.runs.newest("cli"))[0].run
+    listed = [line.split() for line in (await command("run", "ls"))[1].splitlines()]
+    assert next(line for line in listed if line[0] == held)[-2:] == [str(undo), "c.csv"]
 
 
 async def test_wrong_words_end_with_our_error(command, tmp_path):
@@ -209,14 +218,15 @@ async def test_texts_of_commands(command, shop, receiver, tmp_path):
         (("webhook", "show", "shop"), receiver.url),
         (("webhook", "test", "shop"), "accepted, in"),
         (("webhook", "replay", "shop"), "0 results of shop"),
-        (("customer", "ls"), "shop: "),
+        (("customer", "ls"), "\nshop  "),
+        (("webhook", "ls"), "\nshop  "),
         (("item", "send", str(sent)), "1 row of items: 1 new"),
         (("item", "show", "shop", "a"), f"a of shop: version 1, run 1\n  name: A\n{refused}"),
         (("schema", "set", "Used Cars", str(schema)), "Used Cars"),
-        (("schema", "ls"), "Used Cars: year (integer, required); others are kept"),
+        (("schema", "ls"), "\nUsed Cars  kept          year (integer, required)"),
         (("schema", "show", "used cars"), '"least": 1900'),
         (("mapping", "set", "feed", str(mapping)), "feed: xml, rows at a/b, id from @id or code"),
-        (("mapping", "ls"), "feed: xml"),
+        (("mapping", "ls"), "\nfeed     xml     a/b      @id or code"),
         (("photo", shop.origin.url("/photo/1")), "a jpg of 64 x 48 pixels"),
         (("why", shop.origin.url("/photo/1")), "no run has requested it"),
         (("why", "http://u@example.com/"), "refused:userinfo"),
@@ -235,6 +245,53 @@ async def test_texts_of_commands(command, shop, receiver, tmp_path):
     ):
         code, found = await command("photo", url)
         assert (code, text in found) == (2, True), found
+
+
+def test_the_lists_of_sources_and_webhooks_have_state_reason_and_next_time():
+    at = datetime(2026, 11, 29, 8, 30, 5, tzinfo=UTC)
+    source = Source(
+        customer="shop",
+        url="http://x.example/a.csv",
+        cron="0 * * * *",
+        tz="UTC",
+        format=None,
+        mapping=None,
+        next_at=at,
+        tried_at=at,
+        outcome="failed:http_404",
+        text="the host responded 404",
+        run=7,
+        failures=3,
+    )
+    new = msgspec.structs.replace(
+        source, next_at=None, tried_at=None, outcome=None, text=None, run=None
+    )
+    head, failed, unused = sources_table([source, new]).splitlines()
+    assert head.split("  ")[0] == "customer"
+    ran = "2026-11-29 08:30:05  2026-11-29 08:30:05  failed:http_404  7    3"
+    assert failed == f"shop      0 * * * * UTC  {ran}         {source.url}  {source.text}"
+    assert unused.split()[-4:] == ["-", "-", "3", source.url]
+    webhook = Webhook(
+        customer="shop",
+        url="http://x.example/hook",
+        taken_seq=12_345,
+        waiting=4,
+        failures=2,
+        failing_since=at,
+        next_at=at + timedelta(minutes=1),
+        last_at=at,
+        last_status=500,
+        last_error="status 500",
+        disabled_at=None,
+        old_until=None,
+        created_at=at,
+    )
+    off = msgspec.structs.replace(webhook, disabled_at=at, next_at=None, last_error="status 410")
+    rows = [line.split() for line in webhooks_table([webhook, off]).splitlines()[1:]]
+    times = ["2026-11-29", "08:30:05", "2", "2026-11-29", "08:31:05"]
+    rest = ["12345", "4", webhook.url, "status"]
+    assert rows[0] == ["shop", "failing", *times, *rest, "500"]
+    assert rows[1] == ["shop", "disabled", *times[:3], "-", *rest, "410"]
 
 
 async def test_a_verbose_download_shows_each_request(origin, command):

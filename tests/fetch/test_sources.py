@@ -284,7 +284,12 @@ async def test_sources_through_http_and_commands(client, command, shop):
             return outcome in (await command("catalogue", "ls"))[1]
 
         await wait_true(is_listed, what=outcome)
-    assert "2 rows" in (await command("run", "ls", "--customer", "shop"))[1]
+    runs = (await command("run", "ls", "--customer", "shop"))[1].splitlines()
+    applied = next(run for run in await shop.fetch.runs.newest("shop") if run.rows)
+    times = f"{applied.started_at:%Y-%m-%d %H:%M:%S}".split()
+    assert runs[0].split()[:5] == ["run", "customer", "state", "started", "(UTC)"]
+    expected = [str(applied.run), "shop", applied.state, *times, "2", "-", applied.file_name]
+    assert expected in [line.split() for line in runs]
     assert (await command("catalogue", "rm", "shop"))[0] == 0
     run = ("catalogue", "run", url, "--customer", "shop")
     assert "2 rows of csv: 0 new" in (await command(*run))[1]

@@ -207,6 +207,7 @@ class CommandSurface:
     def __init__(self, media, folder: Path) -> None:
         self._media = media
         self._folder = folder
+        self.text = ""
 
     async def do(self, verb, given):
         words = VERBS[verb].words(**self._with_files(verb, dict(given)))
@@ -247,8 +248,8 @@ class CommandSurface:
         if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         assert ran.exit_code == exit_code, (words, ran.output, ran.exception)
-        [(value, text)] = shown
-        assert isinstance(text, str)
+        [(value, self.text)] = shown
+        assert isinstance(self.text, str)
         return value
 
 

@@ -95,6 +95,29 @@ async def take_step(surface, step, names) -> None:
         names[step["keep"]] = answer["id"]
 
 
+async def test_lists_of_objects_are_tables(blobs, tmp_path):
+    media = Media(blobs, MediaConfig(), secret=lambda: SECRET, folder=tmp_path)
+    surface = CommandSurface(media, tmp_path)
+    for verb in ("ls", "folder"):
+        await surface.do(verb, {"prefix": "tracks"})
+        assert surface.text == "no objects"
+    for key in (KEY, "tracks/b.mp3", "tracks/old/c.mp3"):
+        await surface.do("put", {"key": key, "size": 2000})
+    at = f"{(await media.objects.info(KEY)).modified_at:%Y-%m-%d %H:%M:%S}"
+    await surface.do("ls", {"prefix": "tracks"})
+    head, *rows = surface.text.splitlines()
+    assert head == "size  stored (UTC)         key"
+    assert f"2000  {at}  {KEY}" in rows
+    assert len(rows) == 3
+    await surface.run("folder", "tracks", "--max", "1")
+    assert surface.text.splitlines() == [head, f"2000  {at}  {KEY}", "more: --after a.mp3"]
+    await surface.do("folder", {"prefix": "tracks", "after": "b.mp3"})
+    assert surface.text.splitlines() == [
+        "size    stored (UTC)  key",
+        "folder  -             tracks/old/",
+    ]
+
+
 @pytest.mark.parametrize("name", SURFACES)
 async def test_without_a_node_on_this_data_folder(name, blobs, tmp_path):
     """Its disks are unknown, but what it wrote last is shown; a signed URL needs no node."""

@@ -24,7 +24,9 @@ BAR_AFTER_S: Final = 0.5
 REDRAW_S: Final = 0.2
 DUMB: Final = ("", "dumb", "unknown")
 NUMBER: Final = re.compile(r"-?[\d,]*\.?\d+(\+|%| %| [A-Za-z/]{1,5})?")
-NAMED: Final = frozenset({"id", "job", "run", "last job", "port", "seq", "pair", "step"})
+NAMED: Final = frozenset(
+    {"id", "job", "run", "last job", "port", "seq", "pair", "step", "undone by", "sent up to"}
+)
 """Columns of numbers that are names, without separators of thousands."""
 BAD: Final = frozenset({"failed", "lost", "failures", "bad", "rotten", "wrong", "missing"})
 """Columns of counts that should be 0."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ import click
 
 from headrace.cli.app_context import App, CommandLine
 from headrace.cli.doctor import check_up
+from headrace.cli.screen import is_screen
 from headrace.engines.endpoints import masked_text, masked_url
 from headrace.engines.migrate import apply_migrations, plan_migrations
 from headrace.kernel.config import SettingRow, setting_rows
@@ -252,7 +254,8 @@ def doctor(line: CommandLine) -> None:
         (one.state.upper(), one.subject, one.text + (f"\nfix: {one.fix}" if one.fix else ""))
         for one in findings
     ]
-    grid = table(("", "check", "result"), rows, plain="\n".join(lines))
+    # Without a terminal a fix has its own line, as a table there has one line per row.
+    grid = table(("", "check", "result"), rows) if is_screen(sys.stdout) else "\n".join(lines)
     line.show(listing(findings), grid)
     if any(finding.state == "fail" for finding in findings):
         raise click.exceptions.Exit(7)

@@ -170,18 +170,16 @@ def duration_text(duration_s: float) -> str:
 
 
 class Table(str):
-    """A table as text for scripts, with its cells for the form that a terminal shows."""
+    """A table as aligned text, a line per row, with its cells for the form on a terminal."""
 
     __slots__ = ("head", "rows")
     head: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
-    def __new__(
-        cls, head: Sequence[str], rows: Iterable[Sequence[Any]], plain: str | None = None
-    ) -> Self:
-        """Make a table; `plain` replaces the aligned columns for scripts."""
+    def __new__(cls, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Self:
+        """Make a table of rows below a head."""
         cells = tuple(tuple(row) for row in rows)
-        made = super().__new__(cls, _aligned(head, cells) if plain is None else plain)
+        made = super().__new__(cls, _aligned(head, cells))
         made.head, made.rows = tuple(head), cells
         return made
 
@@ -200,15 +198,17 @@ class Lines(str):
 
 
 def _aligned(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    texts = [
+        [" ".join(filter(None, str(cell).splitlines())) for cell in row] for row in (head, *rows)
+    ]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, plain: str | None = None) -> Table:
-    """Rows in aligned columns below a head; `plain` is another text for scripts."""
-    return Table(head, rows, plain)
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Rows in aligned columns below a head."""
+    return Table(head, rows)
 
 
 def paged(text: str, cursor: object, hint: str = "more: --cursor") -> str:

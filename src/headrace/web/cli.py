@@ -73,18 +73,12 @@ def create(
 def list_tokens(terminal: Terminal) -> None:
     """List all tokens, including expired and revoked ones."""
     found: list[Token] = terminal.run(Tokens, lambda service: service.list())
-    lines = [f"{'NAME':<24} {'STATE':<28} {'LAST USED':<20} SCOPES"]
-    lines += [
-        f"{token.name:<24} {_state(token):<28} {_moment(token.last_used_at):<20}"
-        f" {', '.join(token.scopes)}"
-        for token in found
-    ]
-    head = ("name", "state", "last used", "scopes")
+    head = ("name", "state", "last used (UTC)", "scopes")
     rows = [
         (token.name, _state(token), _moment(token.last_used_at), ", ".join(token.scopes))
         for token in found
     ]
-    terminal.show(listing(found), table(head, rows, plain="\n".join(lines)))
+    terminal.show(listing(found), table(head, rows))
 
 
 @tokens.command()

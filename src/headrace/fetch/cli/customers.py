@@ -223,13 +223,8 @@ def consumer_group() -> None:
 def list_consumers(terminal: Terminal) -> None:
     """List every consumer that a worker recorded."""
     found = terminal.run(Fetch, lambda fetch: fetch.consumers.all())
-    lines = [
-        f"{consumer.name}: since {consumer.added_at:%Y-%m-%d %H:%M:%S},"
-        f" {pluralize(consumer.items, 'item')} delivered"
-        for consumer in found
-    ]
     rows = [(one.name, f"{one.added_at:%Y-%m-%d %H:%M:%S}", one.items) for one in found]
-    text = table(("consumer", "since (UTC)", "delivered"), rows, plain="\n".join(lines))
+    text = table(("consumer", "since (UTC)", "delivered"), rows)
     missing = "no consumers: no worker ran with an on_item handler"
     terminal.show(listing(found), text if found else missing)
 

@@ -42,7 +42,6 @@ from headrace.kernel.terminal import (
     cursor_after,
     listing,
     paged,
-    pluralize,
     table,
     writing,
 )
@@ -115,11 +114,6 @@ def list_results(
         return await fetch.items.results(after=after, results_max=limit, customer=customer)
 
     found = terminal.run(Fetch, load)
-    lines = [
-        f"{one.seq:>8}  {one.at:%Y-%m-%d %H:%M:%S}  {one.action:<9} {one.customer} {one.id}"
-        f"  version {one.version}, {pluralize(len(one.photos), 'photo')}"
-        for one in found
-    ]
     rows = [
         (
             one.seq,
@@ -130,7 +124,7 @@ def list_results(
         for one in found
     ]
     head = ("seq", "at (UTC)", "action", "customer", "item", "version", "photos")
-    text = table(head, rows, plain="\n".join(lines)) if found else "no results"
+    text = table(head, rows) if found else "no results"
     following = cursor_after(found, limit, "seq")
     hint = "more: --cursor" if newest else "more: --after"
     terminal.show(listing(found, next_cursor=following), paged(text, following, hint))
@@ -237,9 +231,8 @@ def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
 def list_schemas(terminal: Terminal) -> None:
     """List every category that has a schema."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
-    rows = [(one.category, len(one.schema.fields), _others(one.schema.others)) for one in found]
-    plain = "\n".join(map(_schema_line, found))
-    text = table(("category", "fields", "other fields"), rows, plain=plain)
+    rows = [(one.category, _others(one.schema.others), _fields(one)) for one in found]
+    text = table(("category", "other fields", "fields"), rows)
     terminal.show(listing(found), text if found else "no schemas")
 
 
@@ -281,8 +274,11 @@ def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
 def list_mappings(terminal: Terminal) -> None:
     """List every mapping."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
-    rows = [(one.name, one.mapping.format or "any", one.mapping.rows or "-") for one in found]
-    text = table(("mapping", "format", "rows at"), rows, plain="\n".join(map(_mapping_line, found)))
+    rows = [
+        (one.name, one.mapping.format or "any", one.mapping.rows or "-", _id_paths(one))
+        for one in found
+    ]
+    text = table(("mapping", "format", "rows at", "id from"), rows)
     terminal.show(listing(found), text if found else "no mappings")
 
 
@@ -316,18 +312,26 @@ def _pretty(value: msgspec.Struct) -> str:
 
 
 def _schema_line(found: CategorySchema) -> str:
-    fields = ", ".join(
-        f"{name} ({rule.type}{', required' if rule.required else ''})"
-        for name, rule in found.schema.fields.items()
-    )
-    return f"{found.category}: {fields or 'no fields'}; others are {_others(found.schema.others)}"
+    return f"{found.category}: {_fields(found)}; others are {_others(found.schema.others)}"
+
+
+def _fields(found: CategorySchema) -> str:
+    fields = found.schema.fields.items()
+    texts = [
+        f"{name} ({rule.type}{', required' if rule.required else ''})" for name, rule in fields
+    ]
+    return ", ".join(texts) or "no fields"
 
 
 def _mapping_line(found: NamedMapping) -> str:
     mapping = found.mapping
-    paths = mapping.id if isinstance(mapping.id, str) else " or ".join(mapping.id)
     rows = f", rows at {mapping.rows}" if mapping.rows else ""
-    return f"{found.name}: {mapping.format or 'any format'}{rows}, id from {paths}"
+    return f"{found.name}: {mapping.format or 'any format'}{rows}, id from {_id_paths(found)}"
+
+
+def _id_paths(found: NamedMapping) -> str:
+    paths = found.mapping.id
+    return paths if isinstance(paths, str) else " or ".join(paths)
 
 
 def _others(choice: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from headrace.fetch.duplicates import HashedPhoto
 from headrace.fetch.service import Fetch
 from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import CommandGroup, Terminal, cursor_after, listing, paged, table
@@ -25,17 +24,12 @@ def held_group() -> None:
 def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
     """List held items with the reasons, by customer and id."""
     found = terminal.run(Fetch, lambda fetch: fetch.held.list(customer, rows_max=limit))
-    lines = [
-        f"{one.customer} {one.id}  version {one.version}, held {one.held_at:%Y-%m-%d %H:%M:%S}:"
-        f" {one.reason}"
-        for one in found
-    ]
     rows = [
         (one.customer, one.id, one.version, f"{one.held_at:%Y-%m-%d %H:%M:%S}", one.reason)
         for one in found
     ]
     head = ("customer", "item", "version", "held (UTC)", "reason")
-    text = table(head, rows, plain="\n".join(lines)) if found else "no held items"
+    text = table(head, rows) if found else "no held items"
     terminal.show(listing(found), text)
 
 
@@ -78,15 +72,23 @@ def list_duplicates(
             customer, across=across, reviewed=reviewed, cursor=cursor, rows_max=limit
         ),
     )
-    lines, rows = [], []
-    for pair in found:
-        lines.append(f"{pair.id:>8}  {pair.distance} of 64 bits differ")
-        lines += [f"          {_photo(photo)}" for photo in pair.photos]
-        rows += [(pair.id, pair.distance, one.customer, one.item, one.url) for one in pair.photos]
-    head = ("pair", "bits", "customer", "item", "url")
+    rows = [
+        (
+            pair.id,
+            pair.distance,
+            one.customer,
+            one.item,
+            f"{one.width}x{one.height}",
+            one.key,
+            one.url,
+        )
+        for pair in found
+        for one in pair.photos
+    ]
+    head = ("pair", "bits", "customer", "item", "pixels", "key", "url")
     text = "no pairs: photos are compared within a minute if fetch.decode_share selects them"
     if found:
-        text = table(head, rows, plain="\n".join(lines))
+        text = table(head, rows)
     following = cursor_after(found, limit, "id")
     terminal.show(listing(found, next_cursor=following), paged(text, following))
 
@@ -97,8 +99,3 @@ def review_duplicate(terminal: Terminal, pair: int) -> None:
     """Mark PAIR as reviewed; both photos stay as they are."""
     terminal.run(Fetch, lambda fetch: fetch.duplicates.review(pair))
     terminal.show({"pair": pair, "reviewed": True}, f"pair {pair} is reviewed")
-
-
-def _photo(photo: HashedPhoto) -> str:
-    size = f"{photo.width} x {photo.height}"
-    return f"{photo.customer} {photo.item}  {size}  {photo.key}  {photo.url}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 from headrace.fetch.catalogues import OUTDATED
@@ -23,7 +24,7 @@ from headrace.fetch.model import (
 from headrace.fetch.outcomes import count_bad
 from headrace.fetch.study import DOWNLOADS_MIN, ClassPlan, Study
 from headrace.jobs.model import Lane
-from headrace.kernel.terminal import Lines, pluralize, table, visible
+from headrace.kernel.terminal import Cell, Lines, pluralize, table, visible
 
 _NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
 """Runs whose counts are what they would change."""
@@ -68,15 +69,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def run_line(run: Run) -> str:
-    """A run in one line of a list."""
-    return (
-        f"{run.run:>6}  {run.customer:<20} {run.state:<10} {run.started_at:%Y-%m-%d %H:%M:%S}"
-        f"  {pluralize(run.rows, 'row')}  {run.file_name}"
-        + (f"  undone by run {run.undone_by}" if run.undone_by is not None else "")
-    )
-
-
 def runs_table(runs: Sequence[Run]) -> str:
     """Runs as a table."""
     rows = [
@@ -86,12 +78,18 @@ def runs_table(runs: Sequence[Run]) -> str:
             run.state.value,
             f"{run.started_at:%Y-%m-%d %H:%M:%S}",
             run.rows,
-            f"{run.file_name}  undone by run {run.undone_by}" if run.undone_by else run.file_name,
+            run.undone_by or "-",
+            run.file_name,
         )
         for run in runs
     ]
-    head = ("run", "customer", "state", "started (UTC)", "rows", "file")
-    return table(head, rows, plain="\n".join(map(run_line, runs)))
+    head = ("run", "customer", "state", "started (UTC)", "rows", "undone by", "file")
+    return table(head, rows)
+
+
+def _moment(at: datetime | None, missing: str = "-") -> str:
+    """A time; a shorter one for people, as the tables that have it are wide."""
+    return missing if at is None else Cell(f"{at:%Y-%m-%d %H:%M:%S}", f"{at:%m-%d %H:%M}")
 
 
 def describe_change(change: Change) -> str:
@@ -109,15 +107,18 @@ def sources_table(sources: Sequence[Source]) -> str:
         (
             one.customer,
             f"{one.cron} {one.tz}",
-            f"{one.next_at:%Y-%m-%d %H:%M}" if one.next_at else "paused",
-            one.outcome or "never",
+            _moment(one.next_at, "paused"),
+            _moment(one.tried_at, "never"),
+            one.outcome or "-",
+            one.run or "-",
             one.failures,
             one.url,
+            one.text or "",
         )
         for one in sources
     ]
-    head = ("customer", "cron", "next (UTC)", "last", "failures", "url")
-    return table(head, rows, plain="\n".join(map(describe_source, sources)))
+    last = ("last (UTC)", "outcome", "run", "failures")
+    return table(("customer", "cron", "next (UTC)", *last, "url", "fault"), rows)
 
 
 def describe_source(found: Source) -> str:
@@ -228,7 +229,7 @@ def customers_table(customers: Sequence[Customer]) -> str:
         for one in customers
     ]
     head = ("customer", "rate", "connections", "hold share", "hold items", "refresh")
-    return table(head, rows, plain="\n".join(map(describe_customer, customers)))
+    return table(head, rows)
 
 
 def _period(seconds: float) -> str:
@@ -273,6 +274,9 @@ def webhooks_table(webhooks: Sequence[Webhook]) -> str:
         (
             one.customer,
             "disabled" if one.disabled_at else "failing" if one.failing_since else "ok",
+            _moment(one.disabled_at or one.failing_since),
+            one.failures,
+            _moment(one.next_at),
             one.taken_seq,
             one.waiting,
             one.url,
@@ -280,8 +284,8 @@ def webhooks_table(webhooks: Sequence[Webhook]) -> str:
         )
         for one in webhooks
     ]
-    head = ("customer", "state", "sent up to", "waiting", "url", "error")
-    return table(head, rows, plain="\n".join(map(describe_webhook, webhooks)))
+    state = ("state", "since (UTC)", "failures", "next (UTC)")
+    return table(("customer", *state, "sent up to", "waiting", "url", "error"), rows)
 
 
 def describe_photo(found: PhotoReport) -> str:
@@ -358,7 +362,7 @@ def hosts_table(hosts: Sequence[Host]) -> str:
             one.host,
             one.customer,
             one.starts_in,
-            "" if one.mean_s is None else f"{one.mean_s:.2f} s",
+            "-" if one.mean_s is None else f"{one.mean_s:.2f} s",
             one.requests,
             count_bad(one.photos_by_outcome),
             f"{one.last_seen_at:%Y-%m-%d %H:%M:%S}",
@@ -366,7 +370,7 @@ def hosts_table(hosts: Sequence[Host]) -> str:
         for one in hosts
     ]
     head = ("host", "customer", "class", "mean", "requests", "bad", "last (UTC)")
-    return table(head, rows, plain="\n".join(map(host_line, hosts)))
+    return table(head, rows)
 
 
 def describe_study(study: Study) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,6 +14,7 @@ from headrace.kernel.terminal import (
     Parsed,
     Terminal,
     listing,
+    paged,
     pluralize,
     size_cell,
     table,
@@ -23,6 +24,8 @@ from headrace.media.service import Media
 from headrace.media.service.objects import Purged, StoredTag
 from headrace.media.tracing import Watch
 from headrace.media.variants import AUTO, FITS, FORMATS
+
+OBJECT_HEAD: Final = ("size", "stored (UTC)", "key")
 
 
 @click.group("media", cls=CommandGroup)
@@ -43,15 +46,8 @@ def media() -> None:
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
     found = terminal.run(Media, lambda media: media.objects.ls(prefix, objects_max=objects_max))
-    lines = [
-        f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}" for item in found
-    ]
-    rows = [
-        (size_cell(item.size_bytes), f"{item.modified_at:%Y-%m-%d %H:%M:%S}", item.key)
-        for item in found
-    ]
-    text = table(("size", "stored (UTC)", "key"), rows, plain="\n".join(lines))
-    terminal.show(listing(found), text if found else "no objects")
+    text = table(OBJECT_HEAD, map(_object_row, found)) if found else "no objects"
+    terminal.show(listing(found), text)
 
 
 @media.command("folder", short_help="List one folder.")
@@ -70,14 +66,14 @@ def list_folder(terminal: Terminal, prefix: str, after: str, entries_max: int) -
     found = terminal.run(
         Media, lambda media: media.objects.folder(prefix, after=after, entries_max=entries_max)
     )
-    lines = [f"{'folder':>12}  {'':19}  {one}/" for one in found.folders]
-    lines += [
-        f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}"
-        for item in found.objects
-    ]
-    if found.next_after is not None:
-        lines.append(f"more: --after {found.next_after}")
-    terminal.show(found, "\n".join(lines) or "no objects")
+    rows = [("folder", "-", f"{one}/") for one in found.folders]
+    rows += map(_object_row, found.objects)
+    text = table(OBJECT_HEAD, rows) if rows else "no objects"
+    terminal.show(found, paged(text, found.next_after, "more: --after"))
+
+
+def _object_row(item: MediaObject) -> tuple[str, str, str]:
+    return size_cell(item.size_bytes), f"{item.modified_at:%Y-%m-%d %H:%M:%S}", item.key
 
 
 @media.command("info", short_help="Show one object.")
