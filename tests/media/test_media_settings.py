@@ -37,6 +37,7 @@ def config_of(**settings: str) -> MediaConfig:
         ("upstream", "http://a.example, http://A.example/", "different URLs"),
         ("upstream_secret", "short", "32 characters"),
         ("preferred_url", "https://media.example.com/{name}", "in its host"),
+        ("preferred_url", "http://[", "in its host"),
         ("disks", "/var/cache/a:1KiB", "from 16MiB to 256TiB"),
         ("disks", "/var/cache/a:900TiB", "from 16MiB to 256TiB"),
     ],

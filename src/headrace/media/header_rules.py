@@ -46,9 +46,9 @@ def parse_header_rules(text: str) -> tuple[HeaderRule, ...]:
     try:
         given = json.loads(text or "[]")
     except ValueError as error:
-        raise ValueError(
-            f"a JSON list of rules, or [[media.headers]] in a file: {error}"
-        ) from error
+        # Other errors, such as that of a number of 5,000 digits, have texts of Python.
+        why = f": {error}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"a JSON list of rules, or [[media.headers]] in a file{why}") from error
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise ValueError("a list of rules with prefix, cache_control and fields")
     if len(given) > RULES_MAX:

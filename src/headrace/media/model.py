@@ -170,10 +170,14 @@ def parse_upstream(text: str) -> tuple[str, ...]:
 def parse_preferred_url(text: str) -> str:
     """Parse a URL with `{name}` in its host. Raises: ValueError."""
     url = text.strip().rstrip("/")
-    parts = urlsplit(url)
+    wanted = "a URL with {name} in its host such as https://{name}.media.example.com"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # with a text of Python, as for http://[
+        raise ValueError(wanted) from error
     is_right = parts.scheme in ("http", "https") and url.count(NAME_MARK) == 1
     if not is_right or NAME_MARK not in parts.netloc:
-        raise ValueError("a URL with {name} in its host such as https://{name}.media.example.com")
+        raise ValueError(wanted)
     return url
 
 
