@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from lease_steps import (
@@ -17,7 +18,8 @@ from tests.kit.chaos import ChaosProxy, delay
 from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.jobs import JobState, LeaseLost, NewJob, store
+from headrace.engines.postgres_errors import PostgresDown
+from headrace.jobs import Jobs, JobState, LeaseLost, NewJob, store
 from headrace.jobs.leases import HostLost, LeaseManager
 from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, RETURNED, AckBuffer, InFlightLease, Outcome
@@ -78,6 +80,27 @@ async def test_a_returned_lease_refuses_its_old_holder(
     assert (await jobs.job(second)).losses == 1
     with pytest.raises(HostLost):
         await manager.renew()
+
+
+async def test_a_suspended_transaction_does_not_keep_its_lease(
+    postgres, config, registry, manager, queue_id, *, fill, sql
+):
+    """The server ends the transaction; the embedded one alone would do so after 60 s."""
+    jobs = Jobs(postgres, replace(config, lease_s=2.0), registry)
+    await fill()
+    lease = await claim_one(manager, queue_id, 1)
+    await expire_hosts(sql)
+
+    async def is_returned():
+        return (await jobs.sweep()).leases_returned == 1
+
+    async def hold():
+        async with postgres.transaction() as tx:
+            await jobs.lock_lease(tx, lease.lease_id)
+            await wait_true(is_returned, what="the lease is returned", deadline_s=30)
+
+    with pytest.raises(PostgresDown):
+        await hold()
 
 
 async def test_a_locked_lease_or_lane_delays_no_other(jobs, manager, queue_id, fill, postgres):

@@ -440,7 +440,8 @@ class Jobs:
     async def lock_lease(self, tx: Transaction, lease_id: int) -> None:
         """Bind `tx` to the lease: it can commit only while the lease is held.
 
-        The lease cannot be returned or settled until `tx` ends: call this last, commit soon.
+        The lease cannot be returned or settled until `tx` ends: call this last, commit soon. From
+        now on the server ends `tx` after half of `jobs.lease_s` without a statement.
         Raises: LeaseLost.
         """
         if not await self.lock_leases(tx, [lease_id]):
@@ -448,8 +449,7 @@ class Jobs:
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
         """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
-        rows = await runner_for(tx).all(SQL.lock_leases, leases=sorted(set(lease_ids)))
-        return {row["id"] for row in rows}
+        return await store.leases.lock_leases(runner_for(tx), lease_ids, self.config.lease_s / 2)
 
     async def _ending_if_over(self, job_id: int) -> Row | None:
         """None while the job is unfinished. Raises: ResultGone, JobUnknown."""

@@ -93,8 +93,10 @@ SELECT * FROM headrace.settle_v1(
     :queues::text[], :losses_max, :progressed::bigint[]);
 
 -- name: lock_leases
--- Lock leases in order until the transaction ends. Return those that exist.
-SELECT id FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
+-- Lock leases in order until the transaction ends. Return those that exist. The server ends the
+-- transaction after :milliseconds without a statement: a suspended process keeps no lease locked.
+SELECT id, set_config('idle_in_transaction_session_timeout', :milliseconds, true)
+FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
 
 -- name: leases_of_host
 -- The leases of a host, to compare with those it holds.
