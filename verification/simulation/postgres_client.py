@@ -194,15 +194,20 @@ class SimulatedConnection:
 
     async def fetchval(self, text: str, *arguments: Any, timeout: float | None) -> Any:
         """As asyncpg's, for statements whose parameters are sent as they are."""
-        query = self._model.query_of(text)
-        parameters = dict(zip(query.parameters, arguments, strict=True))
-        return await self._in_session.call("fetchval", query, parameters)
+        return await self._call("fetchval", text, arguments)
+
+    async def fetchrow(self, text: str, *arguments: Any, timeout: float | None) -> Any:
+        """The same for `fetchrow`."""
+        return await self._call("fetchrow", text, arguments)
 
     async def execute(self, text: str, *arguments: Any, timeout: float | None) -> Any:
         """The same for `execute`."""
+        return await self._call("execute", text, arguments)
+
+    async def _call(self, method: str, text: str, arguments: tuple[Any, ...]) -> Any:
         query = self._model.query_of(text)
         parameters = dict(zip(query.parameters, arguments, strict=True))
-        return await self._in_session.call("execute", query, parameters)
+        return await self._in_session.call(method, query, parameters)
 
     def terminate(self) -> None:
         """As asyncpg's; the server detects it at once."""

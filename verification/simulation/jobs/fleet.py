@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from headrace.engines import commit_wait
 from headrace.jobs.sql import SQL
 from verification.simulation.jobs.tables import (
     ALWAYS,
@@ -75,6 +76,13 @@ statement(SQL.restore_queues)(lambda t: 0)
 @statement(SQL.database_now)
 def database_now(t: JobsTables) -> list[Any]:
     return [{"now": t.now()}]
+
+
+@statement(commit_wait.SQL.commit_standbys)
+def commit_standbys(t: JobsTables) -> list[Any]:
+    """Commits wait for no standby in the simulation."""
+    states = {"sees_states": True, "senders": 0, "synchronous": 0, "waited_s": 0.0}
+    return [{"names": "", "synchronous_commit": "on", "role": "headrace", **states}]
 
 
 @statement(SQL.bound_idle)
