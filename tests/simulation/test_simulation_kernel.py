@@ -11,7 +11,7 @@ from tests.kit.checkers import Finding, counted_twice
 from verification.simulation.faults import FaultKind, process_kinds
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
-from verification.simulation.run import run_seed, shrink
+from verification.simulation.run import SETTLE_MAX_S, run_seed, shrink
 from verification.simulation.world import World
 
 from headrace.engines.postgres_errors import PostgresDown
@@ -26,6 +26,7 @@ class Effects:
     """Clients add numbered effects and repeat a call whose reply was lost."""
 
     gap_s = 120.0
+    settle_max_s = SETTLE_MAX_S
     query = ADD_ONCE
 
     def __init__(self, world):

@@ -29,6 +29,7 @@ from verification.simulation.feed_sql import FeedTables
 from verification.simulation.loop import CURRENT, Process
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
+from verification.simulation.run import SETTLE_MAX_S
 from verification.simulation.valkey import ValkeyModel
 from verification.simulation.valkey_faults import (
     Disturbance,
@@ -75,6 +76,7 @@ class FeedScenario:
     """See the module."""
 
     gap_s = 20.0
+    settle_max_s = SETTLE_MAX_S
 
     def __init__(self, world: World) -> None:
         self.world = world

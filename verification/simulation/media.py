@@ -49,6 +49,7 @@ from verification.simulation.media_model import (
 )
 from verification.simulation.media_net import PORT, MediaNetwork, Receiver
 from verification.simulation.media_node import SimulatedNode
+from verification.simulation.run import SETTLE_MAX_S
 from verification.simulation.valkey_faults import Disturbance
 from verification.simulation.world import BEGIN, World
 
@@ -78,6 +79,7 @@ class MediaScenario:
     """See the module."""
 
     gap_s = 12.0
+    settle_max_s = SETTLE_MAX_S
 
     def __init__(self, world: World) -> None:
         self.world = world

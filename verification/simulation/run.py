@@ -21,7 +21,9 @@ from verification.simulation.loop import SimulationStuck
 from verification.simulation.world import World, silent_logs
 
 SETTLE_MAX_S: Final = 600.0
-"""Virtual time for the work to end after the last fault is healed."""
+"""Virtual time for the work to end after the last fault is healed, where no limit delays it."""
+RUN_MAX: Final = 6
+"""A run, with the end of its work, takes at most this many times its hours, and one hour."""
 RUNS_TO_SHRINK_MAX: Final = 200
 
 
@@ -30,6 +32,10 @@ class Scenario(Protocol):
 
     gap_s: float
     """Mean time between faults."""
+
+    @property
+    def settle_max_s(self) -> float:
+        """Virtual time for the work to end after the last fault is healed."""
 
     def __init__(self, world: World) -> None: ...
 
@@ -112,17 +118,18 @@ def _run_seed(
             group.create_task(injector.run())
             group.create_task(scenario.work(hours * 3600))
         injector.heal_all()
-        deadline_s = world.now_s + SETTLE_MAX_S
+        settle_max_s = scenario.settle_max_s
+        deadline_s = world.now_s + settle_max_s
         while not await scenario.is_settled():
             if world.now_s > deadline_s:
-                text = f"work is left {SETTLE_MAX_S:.0f} s after the last fault was healed"
+                text = f"work is left {settle_max_s:.0f} s after the last fault was healed"
                 found.append(Finding("stuck", "the scenario", text))
                 break
             await asyncio.sleep(1.0)
         found.extend(scenario.findings())
 
     try:
-        world.run(whole, hours_max=hours + SETTLE_MAX_S / 1800 + 0.5)
+        world.run(whole, hours_max=RUN_MAX * hours + 1.0)
     except (SimulationStuck, TimeoutError) as error:
         found.append(Finding("stuck", "the run", repr(error)))
     finally:

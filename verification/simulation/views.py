@@ -30,6 +30,7 @@ from headrace.views.worker import Flusher
 from verification.simulation.faults import FaultKind, process_kinds, stall_kinds
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
+from verification.simulation.run import SETTLE_MAX_S
 from verification.simulation.valkey import SimulatedValkey, ValkeyModel
 from verification.simulation.valkey_faults import (
     Disturbance,
@@ -71,6 +72,7 @@ class ViewsScenario:
     """See the module."""
 
     gap_s = 25.0
+    settle_max_s = SETTLE_MAX_S
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,7 @@ from verification.simulation.loop import CURRENT
 from verification.simulation.media_model import SLOW_MAX_S, SimulatedBlobs, StoreModel
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
+from verification.simulation.run import SETTLE_MAX_S
 from verification.simulation.world import World
 
 AGENTS: Final = ("agent-0", "agent-1")
@@ -54,6 +56,10 @@ UPLOAD_GAPS_S: Final = (10.0, 30.0)
 """Mean times between two uploads of a client."""
 ITEMS_MAX: Final = 12
 PAGE: Final = 50
+REQUESTS_PER_PHOTO: Final = 4.0
+"""Starts of a lane for each waiting photo within which a backlog must end: retries, redirects, and
+requests that hung or left late need more than one. In `fetch-stalls --seed 1795954917`, whose
+clients upload more than the rates permit, the backlog ended within 2.5."""
 State: TypeAlias = dict[str, tuple[str, tuple[str, ...]]]
 """Name and photos by item."""
 
@@ -309,6 +315,20 @@ class FetchScenario:
             ledger.note_disturbed("dns")
         self.jobs_checks.look()
         await self._poll()
+
+    @property
+    def settle_max_s(self) -> float:
+        """See `run.Scenario`: the rates of customers delay the photos that wait now."""
+        runs, waiting = self.tables.run, Counter[str]()
+        for need in self.tables.need.values():
+            run = runs.get(need.run_id) if need.outcome is None else None
+            if run is not None:
+                waiting[run.customer] += 1
+        times_s = [
+            waiting[name] * REQUESTS_PER_PHOTO * window_s / starts_max
+            for name, (starts_max, window_s, _) in CUSTOMERS.items()
+        ]
+        return SETTLE_MAX_S + max(times_s)
 
     async def is_settled(self) -> bool:
         """See `run.Scenario`."""

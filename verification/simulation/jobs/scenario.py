@@ -39,6 +39,7 @@ from verification.simulation.jobs.slots import HOST_FACTS, SimulatedAgent
 from verification.simulation.loop import CURRENT, Process
 from verification.simulation.postgres import PostgresModel
 from verification.simulation.postgres_client import SimulatedPostgres
+from verification.simulation.run import SETTLE_MAX_S
 from verification.simulation.world import World
 
 AGENTS: Final = 3
@@ -63,6 +64,7 @@ CALLS: Final = (
 class JobsScenario:
     """See `run.Scenario`."""
 
+    settle_max_s = SETTLE_MAX_S
     quiet_s = 60.0
     """Mean time between two bursts of a client."""
     calls: Sequence[str] = CALLS
