@@ -99,6 +99,19 @@ def test_no_page_installs_from_a_package_index():
     assert found_on(DEPLOYED, installs) == ""
 
 
+def test_the_codes_of_errors_on_the_pages_exist():
+    """Codes of `entry` are those of an example's load balancer."""
+    errors = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    known = set(re.findall(r"^\| `([\w.]+)` \|", errors, re.MULTILINE))
+    assert known
+
+    def unknown(page):
+        codes = re.findall(r'"code": ?"(\w+\.\w+)"', page.read_text())
+        return [code for code in codes if code not in known and not code.startswith("entry.")]
+
+    assert found_on(PAGES, unknown) == ""
+
+
 def test_links_and_named_files_exist():
     pattern = r"`((?:src|tests|docs|examples|tools)/[\w/.-]+?)/?`"
 
