@@ -261,9 +261,16 @@ def require_known(subject: str, options: Mapping[str, Any], kind: type) -> None:
 
 
 def require_within(name: str, what: str, value: float, bounds: tuple[float, float]) -> None:
-    """Refuse values that are no number within `bounds`. Raises: InvalidTask."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not bounds[0] <= value <= bounds[1]:
+    """Refuse values that are no number within `bounds`; whole bounds need an integer.
+
+    Raises: InvalidTask.
+    """
+    is_whole = isinstance(bounds[0], int)
+    is_fit = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+    if not is_fit:
+        expected = "an integer" if is_whole else "a number"
+        raise InvalidTask(f"task {name!r}: {what}: {mismatch(expected, value)}")
+    if not bounds[0] <= value <= bounds[1]:
         raise InvalidTask(
             f"task {name!r}: {what} {value!r} is not within {bounds[0]} and {bounds[1]}"
         )

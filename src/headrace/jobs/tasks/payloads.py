@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,9 @@ from headrace.jobs.tasks.options import OWN_OPTIONS, JobOptions
 from headrace.kernel.errors import FieldProblem, describe_value
 from headrace.kernel.faults import fault_of_message, find_faults
 from headrace.kernel.storable import is_model
+
+OPTIONS_OF_OTHERS: Final = {"countdown": "after_s", "delay": "after_s", "eta": "at"}
+"""Options of `enqueue` by their names in other libraries."""
 
 
 def _model_of(kind: type[Any], value: Any) -> Any:
@@ -183,12 +186,19 @@ class Fields:
         ]
         parts = []
         for name in unknown:
-            near = get_close_matches(name, self.names, n=1)
-            parts.append(
-                f"unknown field {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
-            )
+            meant = ""
+            if near := get_close_matches(name, self.names, n=1):
+                meant = f" (did you mean {near[0]!r}?)"
+            elif option := OPTIONS_OF_OTHERS.get(name) or _closest_option(name):
+                meant = f" (did you mean the option {option!r}?)"
+            parts.append(f"unknown field {name!r}{meant}")
         parts += [f"missing field {name!r}" for name in missing]
         return f"{', '.join(parts)}; its handler takes: {self.text}"
+
+
+def _closest_option(name: str) -> str | None:
+    near = get_close_matches(name, [*JobOptions.__annotations__, *OWN_OPTIONS], n=1)
+    return near[0] if near else None
 
 
 def is_async(code: Callable[..., Any]) -> bool:
