@@ -203,11 +203,25 @@ async def test_a_full_disk_is_an_outage_until_a_write_succeeds(tmp_path, postgre
     assert 20 <= lasted_s <= 80
 
 
-async def test_an_outage_that_continues_is_marked_and_one_failed_check_is_none(three, reader):
+async def test_an_outage_of_one_check_is_marked_if_the_connection_was_refused(three, reader):
+    for host in three:
+        host.valkey.is_down = True
+    await pass_all(three, 2)
+    for host in three:
+        host.valkey.is_down = False
+    await pass_all(three, 80)
+    assert await outages_of(reader) == [
+        ("Valkey did not answer a, b, c for about 2 s: connection refused", "", 0, 2)
+    ]
+    down = await reader.read(["engines_down"])
+    assert sum(known(down.series[0].lines[0].values)) == pytest.approx(6, abs=0.5)
+
+
+async def test_an_outage_that_continues_is_marked_and_one_late_check_is_none(three, reader):
     a, *_ = three
-    a.valkey.is_down = True
+    a.valkey.is_cut = True
     await a.pass_s(2)
-    a.valkey.is_down = False
+    a.valkey.is_cut = False
     await pass_all(three, 20)
     assert await outages_of(reader) == []
     for host in three:

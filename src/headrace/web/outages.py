@@ -2,9 +2,11 @@
 
 The recorder of each host (`web/recorder.py`) has an `OutageWatch`. It checks PostgreSQL and Valkey
 every CHECK_EVERY_S, and the object store every STORE_EVERY_S while it answers. An outage begins
-with the first check without an answer and ends with the first one that has an answer; a single
-failed check is none. PostgreSQL is down, too, while it takes no writes. Outages wait in memory, up
-to WAITING_MAX, until PostgreSQL takes them. `web/joined_outages.py` joins those of all hosts.
+with the first check without an answer and ends with the first one that has an answer. A single
+failed check is an outage if its cause shows that no server runs, as in CERTAIN; one without an
+answer in time is none, as a busy host may cause it. PostgreSQL is down, too, while it takes no
+writes. Outages wait in memory, up to WAITING_MAX, until PostgreSQL takes them.
+`web/joined_outages.py` joins those of all hosts.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ CHAIN_MAX: Final = 8
 FULL: Final = "disk space or memory is short"
 READ_ONLY: Final = "read-only"
 COMMITS_WAIT: Final = "commits waited for a synchronous standby"
+REFUSED: Final = "connection refused"
+STARTING: Final = "starting, stopping or recovering"
+NO_SOCKET: Final = "no socket: its server does not run"
+CERTAIN: Final = {REFUSED, STARTING, NO_SOCKET}
+"""Causes that one check proves. Health reports the engine as down at once."""
 NO_WRITES: Final = {FULL, READ_ONLY, COMMITS_WAIT}
 """Causes for which an engine answers, but takes no writes."""
 _CAUSES: Final = tuple(
@@ -49,11 +56,11 @@ _CAUSES: Final = tuple(
         (r"PostgresFull|OOM |No space", FULL),
         (r"read-only|READONLY|ReadOnly", READ_ONLY),
         (r"PostgresRefused|refuses the password|AccessDenied|\b40[13]\b", "login refused"),
-        (r"CannotConnectNow|LOADING", "starting, stopping or recovering"),
+        (r"CannotConnectNow|LOADING", STARTING),
         (r"TooManyConnections", "too many connections"),
-        (r"ConnectionRefused|Connection refused", "connection refused"),
+        (r"ConnectionRefused|Connection refused", REFUSED),
         # An error of a missing file names the file; one of a socket does not.
-        (r"\[Errno 2\] No such file or directory(?!:)", "no socket: its server does not run"),
+        (r"\[Errno 2\] No such file or directory(?!:)", NO_SOCKET),
         (r"unreachable|No route to host", "host unreachable"),
         (r"Timeout|did not respond within|timed out", "no answer in time"),
         (r"Connection\w*Error|ConnectionDoesNotExist|Shutdown", "connection lost"),
@@ -95,7 +102,7 @@ class OpenOutage:
     counted_s: float
     """Up to when `take_down_s` has its time."""
     is_confirmed: bool = False
-    """Two checks in a row failed."""
+    """Two checks in a row failed, or one with a cause of CERTAIN."""
     is_over: bool = False
     id: int = field(default_factory=lambda: random.getrandbits(62))
 
@@ -203,10 +210,13 @@ class OutageWatch:
         now_s, outage = self._clock.monotonic_s(), self._open.get(engine)
         if outage is None:
             if cause:
-                self._open[engine] = OpenOutage(engine, began_s, now_s, [cause], began_s)
+                self._open[engine] = OpenOutage(
+                    engine, began_s, now_s, [cause], began_s, is_confirmed=cause in CERTAIN
+                )
             return
         outage.until_s = now_s
         if cause:
+            # The second failure in a row.
             outage.is_confirmed = True
             if cause not in outage.causes and len(outage.causes) < CAUSES_MAX:
                 outage.causes.append(cause)
