@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -19,9 +20,11 @@ from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import error_table
 from headrace.kernel.logs import SparseLogger, trace_id
+from headrace.kernel.metrics import REGISTRY
 from headrace.kernel.resilience import RoleDeaths
 from headrace.web import guard
 from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
+from headrace.web.model import WebConfig
 from headrace.web.problems import render_error
 from headrace.web.routes import operations_of, routes_without_scope
 from headrace.web.server import create_api, create_app, describe_api
@@ -261,6 +264,36 @@ async def test_metrics_name_route_templates_only(api, token, root):
     assert "unheard-of" not in text
     assert 'route="unmatched"' in text
     assert "web_request_seconds_bucket" in text
+
+
+@pytest.mark.parametrize(("media_type", "seconds"), [("text/event-stream", 1), ("text/csv", 3600)])
+async def test_the_time_of_a_stream_of_events_ends_with_its_begin(monkeypatch, media_type, seconds):
+    """Live pages of the console would have a latency of hours otherwise."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(guard, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+
+    async def answer(_scope, _receive, send):
+        clock.now_s += 1
+        headers = [(b"content-type", media_type.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        clock.now_s += 3599
+        await send({"type": "http.response.body", "body": b"data: x\n\n"})
+
+    async def send(_message):
+        return None
+
+    def measured_s():
+        labels = {"route": "unmatched"}
+        return REGISTRY.get_sample_value("web_request_seconds_sum", labels) or 0.0
+
+    guarded = guard.Guard(answer, WebConfig(), set(), None)
+    before_s = measured_s()
+    scope = {
+        "type": "http", "method": "GET", "path": "/x", "raw_path": b"/x", "http_version": "1.1",
+        "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+    await guarded(scope, None, send)
+    assert measured_s() - before_s == pytest.approx(seconds)
 
 
 async def test_readiness_names_what_is_down(make_app, serve, valkey, blobs):

@@ -149,8 +149,11 @@ _REQUESTS: Final = metrics.counter(
     status=("2xx", "3xx", "4xx", "5xx"),
 )
 _SECONDS: Final = metrics.histogram(
-    "web_request_seconds", "From the head of a request to its last byte.", route=(UNMATCHED,)
+    "web_request_seconds",
+    "From the head of a request to its last byte; of a stream of events, to its first.",
+    route=(UNMATCHED,),
 )
+_EVENTS: Final = b"text/event-stream"
 
 
 PROBES: Final = {"/healthz", "/readyz"}
@@ -207,12 +210,11 @@ class Guard:
         finally:
             end_charge(inner)
             route = inner.get("path_template") or UNMATCHED
-            seconds = time.perf_counter() - started_s
             self.record(
                 scope["method"],
                 route,
                 answer.status,
-                seconds=seconds,
+                seconds=(answer.stream_began_s or time.perf_counter()) - started_s,
                 request_id=answer.request_id,
                 span=span,
             )
@@ -321,13 +323,17 @@ class _Response:
         self._scope = scope
         self.request_id = request_id
         self.status = 0
+        self.stream_began_s = 0.0
+        """When a stream of events began; 0 for other answers, whose time lasts to their end."""
         self.cors: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
-            present = {name.lower() for name, _ in headers}
+            present = {name.lower(): value for name, value in headers}
+            if present.get(b"content-type", b"").startswith(_EVENTS):
+                self.stream_began_s = time.perf_counter()
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             headers += self.cors
             headers += headers_of_charge(self._scope)
