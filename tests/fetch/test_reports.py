@@ -361,6 +361,18 @@ async def test_reports_in_the_requested_form_and_language(client, command, shop,
         assert code == "invalid_input"
 
 
+async def test_a_link_refused_in_its_row_is_named_as_one_problem(shop):
+    ids = [(await shop.run(f"{HEAD}a,A,5,{links}\n")).run for links in ("http://10.0.0.1/x", "x y")]
+    refused, other = [describe_run(await shop.fetch.runs.get(run)) for run in ids]
+    text = (
+        "1 problem in valid rows, 1 photo failed or refused (a link refused in its row is counted"
+        " in both): `headrace fetch catalogue errors {}`"
+    )
+    assert text.format(ids[0]) in refused
+    assert text.format(ids[1]) in other
+    assert len(await shop.fetch.reports.problems(ids[0])) == 1
+
+
 async def test_an_upload_returns_why_it_is_held_in_the_callers_language(shop, client):
     await shop.run(HEAD + rows(30))
     address = "/v1/fetch/customers/shop/catalogues"

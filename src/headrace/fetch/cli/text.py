@@ -187,17 +187,22 @@ def describe_run(run: Run) -> str:
             f"  {pluralize(run.items_late, 'item was', 'items were')} published at their deadline,"
             " without all photos"
         )
+    return "\n".join([*lines, *_problem_lines(run)])
+
+
+def _problem_lines(run: Run) -> list[str]:
+    """The problems of rows and photos; a link refused in its row is one of both."""
+    parts = []
     if run.problems:
-        lines.append(
-            f"  {pluralize(run.problems, 'problem')} in rows:"
-            f" `headrace fetch catalogue errors {run.run}`"
-        )
+        rows = "rows" if run.invalid else "valid rows"
+        parts.append(f"{pluralize(run.problems, 'problem')} in {rows}")
     if bad := count_bad(run.photos_by_outcome):
-        lines.append(
-            f"  {pluralize(bad, 'photo')} failed or refused:"
-            f" `headrace fetch catalogue errors {run.run}`"
-        )
-    return "\n".join(lines)
+        parts.append(f"{pluralize(bad, 'photo')} failed or refused")
+    if not parts:
+        return []
+    is_in_both = len(parts) == 2 and any(o.startswith("refused:") for o in run.photos_by_outcome)
+    both = " (a link refused in its row is counted in both)" if is_in_both else ""
+    return [f"  {', '.join(parts)}{both}: `headrace fetch catalogue errors {run.run}`"]
 
 
 def describe_customer(found: Customer) -> str:
