@@ -178,7 +178,7 @@ QUEUES = [
 HERE = {"limiter": "mail", "lane": "x"}
 LANES = [
     ("lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
-    ("lane", {"limiter": "\0", "lane": "x"}, LANE_UNKNOWN),
+    ("lane", {"limiter": "\0", "lane": "x"}, LIMITER_UNKNOWN),
     ("reset_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
     ("pause_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
     ("resume_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),

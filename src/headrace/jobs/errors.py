@@ -48,10 +48,9 @@ class LaneUnknown(NotFound):
 
     code = "jobs.lane_unknown"
 
-    def __init__(self, limiter: str, lane: str, limiters: Sequence[str] = ()) -> None:
-        meant = "" if limiter in limiters else did_you_mean(limiter, limiters, "limiter ")
+    def __init__(self, limiter: str, lane: str) -> None:
         super().__init__(
-            f"lane {lane[:160]!r} of limiter {limiter[:160]!r} does not exist{meant}: set it with"
+            f"lane {lane[:160]!r} of limiter {limiter[:160]!r} does not exist: set it with"
             f" `headrace lanes set`, or enqueue a job into it"
         )
 

@@ -57,7 +57,7 @@ from headrace.fetch.validation import (
     validate_row,
 )
 from headrace.jobs import Jobs
-from headrace.jobs.errors import LaneUnknown
+from headrace.jobs.errors import LaneUnknown, LimiterUnknown
 from headrace.jobs.model import JobState, Why
 from headrace.kernel.errors import mismatch
 from headrace.kernel.ids import USER_ID
@@ -279,7 +279,7 @@ class Links:
         job = await self._why_waiting(customer, url) if runs else None
         try:
             lane = await self._jobs.lanes.get(LIMITER, customer)
-        except LaneUnknown:
+        except (LaneUnknown, LimiterUnknown):
             lane = None
         return UrlCustomer(
             customer=customer,

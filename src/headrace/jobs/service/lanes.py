@@ -59,7 +59,7 @@ class Lanes:
         )
         if not create:
             with suppress(LaneUnknown):
-                await self._require(limiter, lane)
+                await self.get(limiter, lane)
         await (self._postgres if tx is None else runner_for(tx)).run(
             SQL.set_lane,
             limiter=limiter,
@@ -73,7 +73,10 @@ class Lanes:
         )
 
     async def reset(self, limiter: str, lane: str) -> None:
-        """Make a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
+        """Make a lane follow its limiter again, with weight 1 and no pause.
+
+        Raises: LimiterUnknown, LaneUnknown.
+        """
         await self.get(limiter, lane)
         await self._set(limiter, lane, is_own=False, is_paused=False, weight=1)
 
@@ -82,7 +85,7 @@ class Lanes:
 
         Raises: LimiterUnknown, LaneUnknown.
         """
-        await self._require(limiter, lane)
+        await self.get(limiter, lane)
         await self._set(limiter, lane, is_own=None, is_paused=True, weight=None)
 
     async def resume(self, limiter: str, lane: str) -> None:
@@ -90,16 +93,17 @@ class Lanes:
 
         Raises: LimiterUnknown, LaneUnknown.
         """
-        await self._require(limiter, lane)
+        await self.get(limiter, lane)
         await self._set(limiter, lane, is_own=None, is_paused=False, weight=None)
 
     async def get(self, limiter: str, lane: str) -> Lane:
-        """A lane's limits and current counts. Raises: LaneUnknown."""
+        """A lane's limits and current counts. Raises: LimiterUnknown, LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
             found = await store.queues.find_lanes(self._postgres, limiter, lane=lane)
         if not found:
-            raise LaneUnknown(limiter, lane, [one.limiter for one in await self.limiters()])
+            await self.get_limiter(limiter)
+            raise LaneUnknown(limiter, lane)
         return found[0]
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
@@ -242,14 +246,6 @@ class Lanes:
     async def _unknown(self, limiter: str) -> LimiterUnknown:
         """The error that names the limiters that exist."""
         return LimiterUnknown(limiter, [known.limiter for known in await self.limiters()])
-
-    async def _require(self, limiter: str, lane: str) -> None:
-        """Raises: LaneUnknown; LimiterUnknown if the limiter does not exist either."""
-        try:
-            await self.get(limiter, lane)
-        except LaneUnknown:
-            await self.get_limiter(limiter)
-            raise
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:
