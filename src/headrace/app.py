@@ -21,7 +21,7 @@ from headrace.engines.postgres import PostgresConfig
 from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel import spans
 from headrace.kernel.config import DataConfig, InvalidConfig, Loaded, http_origin, load_config
-from headrace.kernel.errors import Conflict, require_extra
+from headrace.kernel.errors import Conflict, require_extra, require_takes
 from headrace.kernel.signing import CURSOR_USE, derive_key, load_or_create_secret
 from headrace.web.history import History
 from headrace.web.model import WebConfig
@@ -382,6 +382,7 @@ class Headrace:
     def on_item(self, handler: Handler) -> Handler:
         """Call `handler(item)`, a `def` in a thread, at least once per change of an item."""
         self._require_unused("fetch", "on_item")
+        require_takes("on_item", handler, "item")
         self._item_handlers.append(handler)
         return handler
 
@@ -395,6 +396,7 @@ class Headrace:
             raise ConfiguredTooLate("before_publish() was called twice: one handler checks items")
 
         def register(check: Check) -> Check:
+            require_takes("before_publish", check, "item")
             self._publish_check = (check, changes)
             return check
 
@@ -403,6 +405,7 @@ class Headrace:
     def on_post_deleted(self, handler: Handler) -> Handler:
         """Call `handler(post)`, a `def` in a thread, at least once per deleted post."""
         self._require_unused("feed", "on_post_deleted")
+        require_takes("on_post_deleted", handler, "post")
         self._deletion_handlers.append(handler)
         return handler
 
@@ -416,6 +419,7 @@ class Headrace:
         self._require_unused("feed", "feed_ranking")
 
         def define(order: OrderHandler) -> OrderHandler:
+            require_takes("feed_ranking", order, "viewer", "posts")
             self._rankings.append((name, order, newest))
             return order
 

@@ -16,6 +16,7 @@ from headrace.app import ConfiguredTooLate, Headrace
 from headrace.fetch import Hold, Item, SentItem
 from headrace.fetch.errors import CustomerUnknown, NotHeld, NothingToReplay
 from headrace.fetch.model import RunState
+from headrace.kernel.errors import InvalidHandler
 
 
 class Moderation:
@@ -250,6 +251,33 @@ def test_an_application_has_one_handler():
 
     with pytest.raises(ConfiguredTooLate):
         app.before_publish()
+
+
+def test_handlers_with_other_arguments_are_refused_when_they_are_declared():
+    app = Headrace()
+
+    async def publish(item, x): ...
+
+    async def publish_with_default(item, x=1): ...
+
+    for declare, text in (
+        (app.on_item, r"@app.on_item: expected a function publish\(item\), got publish\(item, x\)"),
+        (app.before_publish(), r"expected a function publish\(item\)"),
+        (app.on_post_deleted, r"expected a function publish\(post\)"),
+        (app.on_slot_start, r"expected a function publish\(\)"),
+        (app.on_slot_stop, r"expected a function publish\(\)"),
+    ):
+        with pytest.raises(InvalidHandler, match=text):
+            declare(publish)
+    for declare, names in (
+        (app.middleware, "call, next"),
+        (app.feed_ranking("a"), "viewer, posts"),
+    ):
+        with pytest.raises(InvalidHandler, match=rf"expected a function <lambda>\({names}\)"):
+            declare(lambda: None)
+    with pytest.raises(InvalidHandler, match="got 'x'"):
+        app.on_item("x")
+    assert app.on_item(publish_with_default) is publish_with_default
 
 
 async def test_a_plain_function_checks_items_in_a_thread(shop, blobs, config):

@@ -11,11 +11,12 @@ no secrets, no SQL and no data of other users, because the caller receives it.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,10 @@ def describe_value(value: object) -> str:
     return repr(str(value)[:40])
 
 
-def did_you_mean(name: str, known: Iterable[str], kind: str = "") -> str:
-    """`, did you mean X?` with the known name closest to `name`, or an empty text.
-
-    `kind`, such as `limiter `, precedes the name.
-    """
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean X?` with the known name closest to `name`, or an empty text."""
     near = difflib.get_close_matches(name[:80], list(known), n=1)
-    return f", did you mean {kind}{near[0]}?" if near else ""
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def mismatch(expected: str, value: object) -> str:
@@ -229,3 +227,23 @@ def error_table() -> dict[str, type[HeadraceError]]:
 def kind_of(error: type[HeadraceError]) -> type[HeadraceError]:
     """The kind of KINDS that `error` belongs to."""
     return next(kind for kind in KINDS if issubclass(error, kind))
+
+
+class InvalidHandler(InvalidInput):
+    """A handler does not take the arguments with which it is called."""
+
+    code = "app.invalid_handler"
+
+
+def require_takes(decorator: str, handler: Callable[..., Any], *arguments: str) -> None:
+    """Refuse a handler that cannot be called with `arguments`. Raises: InvalidHandler."""
+    name = getattr(handler, "__name__", "handler")
+    expected = f"@app.{decorator}: expected a function {name}({', '.join(arguments)})"
+    if not callable(handler):
+        raise InvalidHandler(f"{expected}, got {handler!r:.80}")
+    signature = inspect.signature(handler)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        given = signature.replace(return_annotation=signature.empty)
+        raise InvalidHandler(f"{expected}, got {name}{given}") from None

@@ -21,6 +21,7 @@ from headrace.jobs.tasks.options import (
 from headrace.jobs.tasks.payloads import is_async
 from headrace.jobs.tasks.task import Queue, Task
 from headrace.kernel.config import parse_duration_s
+from headrace.kernel.errors import require_takes
 
 if TYPE_CHECKING:
     from headrace.jobs.workflow import Workflow
@@ -155,11 +156,13 @@ class Registry:
 
         Sync or async. A hook that raises ends the slot.
         """
+        require_takes("on_slot_start", hook)
         self.start_hooks.append(hook)
         return hook
 
     def on_slot_stop(self, hook: H) -> H:
         """Call `hook()` in each slot after its last job, even if another hook raised."""
+        require_takes("on_slot_stop", hook)
         self.stop_hooks.append(hook)
         return hook
 
@@ -170,6 +173,7 @@ class Registry:
         result. Sync: wraps calls of sync handlers, in their own thread. Exceptions of the handler
         pass through `next`; re-raise outcomes such as `Retry`.
         """
+        require_takes("middleware", around, "call", "next")
         (self.middlewares if is_async(around) else self.thread_middlewares).append(around)
         return around
 
