@@ -82,6 +82,8 @@ MISTAKES = [
     unknown("jobs shwo", "jobs show"),
     unknown("worker", "agent"),
     unknown("start", "up"),
+    unknown("customer ls", "fetch customer ls"),
+    unknown("customer list", "fetch customer ls"),
     unknown("pause", "crons pause"),
     unknown("media disk", "media disks"),
     unknown("media frobnicate", "media --help"),

@@ -135,7 +135,8 @@ def add_command(group: click.Group, command: click.Command) -> None:
 def suggestion(words: Sequence[str]) -> str:
     """The command that `words` probably mean, if a name in them is unknown; else empty.
 
-    In this order: words that changed places, the name of another tool, a misspelled name.
+    In this order: words that changed places, the name of another tool, a group of a room without
+    the room, a misspelled name.
     """
     named = [word for word in words if not word.startswith("-")][:3]
     for length in (3, 2):
@@ -149,6 +150,7 @@ def suggestion(words: Sequence[str]) -> str:
         choices = _names_below(path)
         if word not in choices:
             meant = [one for one in SYNONYMS.get(word.lower(), ()) if one in choices]
+            meant += _below_one_group(word, choices) if not path else []
             meant += difflib.get_close_matches(word.lower(), choices, n=1)
             if not meant:
                 break
@@ -169,6 +171,12 @@ def unknown_command(words: Sequence[str]) -> UnknownCommand:
     below = " ".join(words[:-1])
     names = f": expected {', '.join(_names_below(below))}" if below else ""
     return UnknownCommand(f"{text}{names}: see `{f'headrace {below}'.strip()} --help`")
+
+
+def _below_one_group(word: str, groups: Sequence[str]) -> list[str]:
+    """`fetch customer` for `customer`, if one group alone has a group of this name."""
+    found = {one for one in groups if any(p.startswith(f"{one} {word} ") for p in EXAMPLES)}
+    return [f"{one} {word}" for one in found] if len(found) == 1 else []
 
 
 def _names_below(path: str) -> list[str]:
