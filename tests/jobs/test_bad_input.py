@@ -274,6 +274,10 @@ async def test_the_command_checks_a_payload_by_the_application_that_it_names(
     assert "expected int, got str 'x'" in printed.err
     code, printed = await run("add", "photos", '{"n": "x"}')
     assert (code, printed.err) == (0, ""), "no code, no check"
+    assert "null" not in printed.out
+    for words in (("add", "photos"), ("add", "photos", "null")):
+        code, printed = await run(*words)
+        assert (code, printed.out.endswith(", with the empty payload null\n")) == (0, True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for words, note in (
         (("add", "photos", "{}"), "headrace: the payload was not checked: --app MODULE:APP"),

@@ -67,6 +67,7 @@ APP: Final = click.option(
 
 LINE_MAX: Final = 80
 UNCHECKED: Final = "the payload was not checked: --app MODULE:APP checks it"
+EMPTY: Final = ", with the empty payload null"
 
 
 @click.group("jobs", cls=CommandGroup)
@@ -93,7 +94,10 @@ def jobs() -> None:
 )
 @APP
 def add(terminal: Terminal, /, *, application: str | None, **options: Any) -> None:
-    """Enqueue one job into QUEUE; PAYLOAD is JSON. Without --app its type is not checked."""
+    """Enqueue one job into QUEUE; PAYLOAD is JSON, by default null.
+
+    Without --app its type is not checked.
+    """
 
     async def enqueue(jobs: Jobs) -> int:
         task = jobs.registry.get(options["queue"]) if application else None
@@ -105,7 +109,8 @@ def add(terminal: Terminal, /, *, application: str | None, **options: Any) -> No
         job_id = terminal.run(Jobs, enqueue, application=application)
     except (InvalidJob, PayloadTooLarge) as error:
         raise of_one_job(error) from error
-    terminal.show({"id": job_id}, f"job {job_id}")
+    is_empty = application is None and options["payload"] is None
+    terminal.show({"id": job_id}, f"job {job_id}{EMPTY if is_empty else ''}")
     if application is None:
         terminal.note(UNCHECKED)
 
