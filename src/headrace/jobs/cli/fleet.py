@@ -34,7 +34,14 @@ def fleet() -> None:
 
 @fleet.command("show", short_help="Show the fleet.")
 def show(terminal: Terminal) -> None:
-    """Show hosts with their slots, the plan, the newest decisions and open alerts."""
+    """Show hosts with their slots, the plan, the newest decisions and open alerts.
+
+    A slot is a worker process. `slots` counts those that run, floating ones included, which serve
+    any queue. `capacity` is how many slots bound to queues the host's memory and CPU allow, without
+    floating ones. `pressure` is the share of the last minute in which some process waited for a
+    CPU; 0 while Headrace uses less than half of the CPU. The term grows by one each time that
+    another scheduler leads, which means that it makes the plan.
+    """
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
 
