@@ -217,6 +217,16 @@ async def test_an_outage_of_one_check_is_marked_if_the_connection_was_refused(th
     assert sum(known(down.series[0].lines[0].values)) == pytest.approx(6, abs=0.5)
 
 
+async def test_a_failed_check_before_the_first_answer_is_no_outage(tmp_path, postgres, reader):
+    """The roles of a host start together with its engines."""
+    host = Host(tmp_path, postgres)
+    host.valkey.is_down = True
+    await host.recorder.check_engines()
+    host.valkey.is_down = False
+    await host.pass_s(80)
+    assert await outages_of(reader) == []
+
+
 async def test_an_outage_that_continues_is_marked_and_one_late_check_is_none(three, reader):
     a, *_ = three
     a.valkey.is_cut = True

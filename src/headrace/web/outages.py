@@ -3,10 +3,10 @@
 The recorder of each host (`web/recorder.py`) has an `OutageWatch`. It checks PostgreSQL and Valkey
 every CHECK_EVERY_S, and the object store every STORE_EVERY_S while it answers. An outage begins
 with the first check without an answer and ends with the first one that has an answer. A single
-failed check is an outage if its cause shows that no server runs, as in CERTAIN; one without an
-answer in time is none, as a busy host may cause it. PostgreSQL is down, too, while it takes no
-writes. Outages wait in memory, up to WAITING_MAX, until PostgreSQL takes them.
-`web/joined_outages.py` joins those of all hosts.
+failed check is an outage if the engine answered before and the cause shows that no server runs, as
+in CERTAIN. One without an answer in time is none, as a busy host may cause it. PostgreSQL is down,
+too, while it takes no writes. Outages wait in memory, up to WAITING_MAX, until PostgreSQL takes
+them. `web/joined_outages.py` joins those of all hosts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class OpenOutage:
     counted_s: float
     """Up to when `take_down_s` has its time."""
     is_confirmed: bool = False
-    """Two checks in a row failed, or one with a cause of CERTAIN."""
+    """Two checks in a row failed, or one with a cause of CERTAIN after an answer."""
     is_over: bool = False
     id: int = field(default_factory=lambda: random.getrandbits(62))
 
@@ -118,6 +118,8 @@ class OutageWatch:
         self._open: dict[str, OpenOutage] = {}
         self._changed: dict[int, OpenOutage] = {}
         self._down_s: defaultdict[str, float] = defaultdict(float)
+        self._answered: set[str] = set()
+        """Engines that answered once: before that, a single failed check is part of a start."""
         self._store_from_s = float("-inf")
         self._full = ""
         self.offset_s: float | None = None
@@ -208,10 +210,17 @@ class OutageWatch:
     def _note(self, engine: str, cause: str, began_s: float) -> None:
         """Record the result of a check that began at `began_s`; no cause: the engine answered."""
         now_s, outage = self._clock.monotonic_s(), self._open.get(engine)
+        if not cause:
+            self._answered.add(engine)
         if outage is None:
             if cause:
                 self._open[engine] = OpenOutage(
-                    engine, began_s, now_s, [cause], began_s, is_confirmed=cause in CERTAIN
+                    engine,
+                    began_s,
+                    now_s,
+                    [cause],
+                    began_s,
+                    is_confirmed=cause in CERTAIN and engine in self._answered,
                 )
             return
         outage.until_s = now_s
