@@ -32,7 +32,7 @@ ROOMS = {
     "/console": ("jobs-ended", "http_time-line"),
     "/console/jobs": ("jobs-queues", "jobs_wait-line", "jobs_run-heat"),
     "/console/fetch": ("fetch_photos-stack", "fetch_first_byte-heat"),
-    "/console/views": ("views_hits-stack", "views_lag-line"),
+    "/console/views": ("views_flushed-stack", "views_lag-line"),
     "/console/feed": ("feed_pages-stack", "feed_page_time-heat"),
     "/console/media": ("media_requests-stack", "media_ttfb-line"),
 }
@@ -79,7 +79,7 @@ SHAPES_OF_KINDS = """(kinds) => kinds.map((kind) => {
   return shape;
 })"""
 SIGN_OF_OUTAGE = """() => {
-  const figure = document.querySelector("[data-chart='views_hits-stack']");
+  const figure = document.querySelector("[data-chart='views_flushed-stack']");
   const canvas = figure.querySelector("canvas");
   const over = figure.querySelector(".u-over");
   const marks = JSON.parse(document.querySelector("[data-live='board:marks']").textContent);
@@ -140,8 +140,11 @@ async def test_a_minute_without_growth_gives_no_rates_and_no_charts(served):
         page = (await visitor.get("/console/views?range=6h")).text
         overview = (await visitor.get("/console")).text
     assert "up to 75 s after they happened" in overview
-    assert "Nothing in this time: Hits, " in page
-    assert 'data-chart="views_hits-stack"' not in page
+    assert (
+        "Nothing in this time: Views written to PostgreSQL, Hits refused by the API and jobs, "
+        in page
+    )
+    assert 'data-chart="views_flushed-stack"' not in page
     await app.engines.postgres.run(Query("minute", "", "DELETE FROM headrace.history_minute", ()))
 
 
@@ -333,8 +336,8 @@ async def test_bounds_and_minutes_of_a_board_are_round(open_tab, path):
 async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
     async with open_tab() as screen:
         await screen.open("/console/views?range=6h")
-        await drawn(screen, "views_hits-stack")
-        over = screen.page.locator("[data-chart='views_hits-stack'] .u-over")
+        await drawn(screen, "views_flushed-stack")
+        over = screen.page.locator("[data-chart='views_flushed-stack'] .u-over")
         box = await over.bounding_box()
         other = screen.page.locator("[data-chart='views_lag-line'] .u-legend")
         before = await other.inner_text()
@@ -358,7 +361,7 @@ async def test_the_crosshair_is_shared_and_marks_are_named(open_tab):
 async def test_every_kind_of_marks_has_a_sign_of_its_own_in_charts_and_legend(open_tab):
     async with open_tab() as screen:
         await screen.open("/console/views?range=6h")
-        await drawn(screen, "views_hits-stack")
+        await drawn(screen, "views_flushed-stack")
         shapes = await screen.page.evaluate(SHAPES_OF_KINDS, list(MARK_NAMES))
         assert all(shape.startswith("polygon(") for shape in shapes), shapes
         assert len(set(shapes)) == len(MARK_NAMES)

@@ -187,6 +187,8 @@ class Spec:
     factor: float = 1.0
     brush: str = ""
     """The list that a selection opens, below /console, and its name after `|`."""
+    keys: Sequence[str] = ()
+    """The keys to show; empty: all. Parts are sums of all keys, so they have no such chart."""
 
 
 BYTES_PER_S: Final = 1 / 60
@@ -219,13 +221,19 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
         Spec("fetch_first_byte", "Time to first byte of each request", "heat"),
     ),
     "views": (
-        Spec("views_hits", "Hits", tones={"refused": "bad"}),
+        # Every hit passes a flusher, whichever process counted it. Only roles record refused hits.
         Spec("views_flushed", "Views written to PostgreSQL"),
+        Spec(
+            "views_hits",
+            "Hits refused by the API and jobs",
+            keys=("refused",),
+            tones={"refused": "bad"},
+        ),
         Spec("views_lag", "Oldest hit not yet in PostgreSQL", "line"),
     ),
     "feed": (
-        Spec("feed_pages", "Pages by source", tones={"postgres": "warn"}),
-        Spec("feed_posts", "New posts"),
+        Spec("feed_pages", "Pages by source, API and jobs", tones={"postgres": "warn"}),
+        Spec("feed_posts", "New posts, API and jobs"),
         Spec("feed_page_time", "Page latency", "line"),
         Spec("feed_page_time", "Latency of each page", "heat"),
         Spec("feed_lag", "Oldest unconfirmed change", "line"),
@@ -412,8 +420,10 @@ class _Loader:
         return [self._span.start_of(n).timestamp() for n in range(self._span.steps)]
 
     def _chart(self, spec: Spec, found: SeriesHistory) -> Chart | None:
-        """The chart of a series; None for a heat map of parts, which have no buckets."""
+        """The chart of a series; None for parts of a heat map or of some keys."""
         unit = spec.unit or found.unit
+        if spec.keys and self._by != "key":
+            return None
         if spec.kind == "heat":
             if found.buckets is None:
                 return None
@@ -427,7 +437,11 @@ class _Loader:
                 counts=found.buckets.counts,
             )
         whole = "highest" if found.kind == "peak" else "total"
-        lines = [Line(whole if one.label == ALL else one.label, one.values) for one in found.lines]
+        lines = [
+            Line(whole if one.label == ALL else one.label, one.values)
+            for one in found.lines
+            if not spec.keys or one.label in spec.keys
+        ]
         if self._by == "key":
             lines = grouped(lines, spec.groups, spec.tones)
         if found.kind == "time" and self._by == "key":

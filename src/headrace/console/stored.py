@@ -20,6 +20,8 @@ Value = TypeVar("Value")
 LOOKED_BACK: Final = timedelta(minutes=10)
 MINUTE_S: Final = 60.0
 READ_EVERY_S: Final = 10.0
+OF_FLUSHER: Final = 'role="flusher"'
+"""Selects the role that counts; every role declares its series."""
 MARKS_S: Final = 3_600.0
 """Time span of deaths and restarts."""
 OUTAGES_SHOWN_FOR: Final = timedelta(hours=24)
@@ -28,7 +30,7 @@ SERIES: Final = (
     "jobs_ended",
     "fetch_photos",
     "fetch_bytes",
-    "views_hits",
+    "views_flushed",
     "feed_pages",
     "media_requests",
     "media_bytes",
@@ -66,8 +68,12 @@ async def attempt_or_last(
 
 
 async def newest_minute(context: ViewContext) -> StoredMinute | None:
-    """The newest recorded minute, while this machine's rates are not measured yet."""
-    if not context.rates.is_measuring:
+    """The newest recorded minute, while rates of this machine are missing.
+
+    They are not measured yet, or no flusher runs here and stores views.
+    """
+    rates = context.rates
+    if not rates.is_measuring and rates.total("views_flushed_total", OF_FLUSHER) is not None:
         return None
     read = partial(read_minute, context)
     return (await attempt(context.rates.kept, "stored_minute", READ_EVERY_S, read)).value

@@ -204,7 +204,10 @@ class ShardFlush:
         await self._record_offset(now_s)
         if dead:
             await self._restore_tombstones(set(dead), counts)
-        flushed_views.inc(sum(count.views for count in counts))
+        gone = set(dead)
+        flushed_views.inc(
+            sum(one.views for one in counts if not one.counter and one.id not in gone)
+        )
         flushed_rows.inc(len(counts))
         return len(counts)
 

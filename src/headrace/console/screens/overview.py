@@ -25,7 +25,13 @@ from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens import health, health_rooms
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
-from headrace.console.stored import StoredMinute, newest_minute, recent_marks, recent_outages
+from headrace.console.stored import (
+    OF_FLUSHER,
+    StoredMinute,
+    newest_minute,
+    recent_marks,
+    recent_outages,
+)
 from headrace.console.views import (
     NO_ANSWER,
     NO_DATA,
@@ -48,10 +54,13 @@ from headrace.web.http import check_engines
 from headrace.web.marks import Mark
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
+FIRST_IMPORT: Final = (
+    "headrace fetch customer set SHOP",
+    "headrace fetch catalogue run shop.yml --customer SHOP",
+)
 MEASURING: Final = "measuring"
 SETTLED_S: Final = 15.0
 """After an outage of PostgreSQL every scheduler and flusher has its lead or shards again."""
-OF_FLUSHER: Final = 'role="flusher"'
 OF_NODE: Final = 'role="media"'
 """Selects the role that counts; every role declares these series."""
 
@@ -72,7 +81,7 @@ class System:
     facts: Sequence[tuple[str, str]]
     error: str | None = None
     is_installed: bool = True
-    command: str = ""
+    commands: Sequence[str] = ()
     """An example of a first use, where there was none yet."""
     link: tuple[str, str] | None = None
     """Path below /console and text of a list that belongs to the facts."""
@@ -166,7 +175,7 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
         at="" if is_unused else given.at(per_s),
         recent=rates.note("fetch", per_s),
         unit="" if is_unused else "photos/s",
-        command="headrace fetch catalogue run shop.yml --customer SHOP" if is_unused else "",
+        commands=FIRST_IMPORT if is_unused else (),
         facts=[
             ("received", given.bytes_text(received_per_s)),
             ("active runs", under_way),
@@ -178,21 +187,24 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
 
 
 def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) -> System:
-    """Views: hit rate, and what PostgreSQL does not have yet."""
-    per_s = rates.rate_per_s("views_hits_total", 'outcome="counted"')
+    """Views: rate of their storage, and what PostgreSQL does not have yet.
+
+    Every process of the site may count hits; all of them pass the flushers.
+    """
+    per_s = rates.rate_per_s("views_flushed_total", OF_FLUSHER)
     pending, oldest = UNKNOWN, UNKNOWN
     if lag.value is not None:
         oldest_s = max((shard.oldest_s for shard in lag.value), default=0.0)
-        pending = pluralize(sum(shard.pending for shard in lag.value), "call")
+        pending = format_count(sum(shard.pending for shard in lag.value))
         oldest = format_duration(oldest_s)
     return System(
         name="views",
         what="visitors → totals, charts, top lists",
-        rate=given.text(given.shown(per_s, "views_hits", "counted")),
+        rate=given.text(given.shown(per_s, "views_flushed")),
         at=given.at(per_s),
         recent=rates.note("views", per_s),
-        unit="hits/s",
-        facts=[("not yet stored", pending), ("oldest of them", oldest)],
+        unit="stored/s",
+        facts=[("calls not yet stored", pending), ("oldest of them", oldest)],
         error=lag.error,
     )
 
@@ -212,6 +224,7 @@ def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
         unit="pages/s",
         facts=[
             *changes,
+            ("counted in", "API and jobs"),
             ("oldest unconfirmed change", format_duration(sweep_lag_s(rates))),
         ],
         error=shards.error,
