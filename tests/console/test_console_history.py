@@ -243,7 +243,10 @@ async def test_until_rates_are_measured_those_of_the_last_minute_are_shown_with_
     # Without an import no photo was requested, so there is no rate that could be unknown.
     fetch = fetch_card(rates, RoomRates(rates, None), PanelData([]))
     assert (fetch.rate, fetch.unit) == ("no photos yet", "")
-    assert fetch.command.startswith("headrace fetch catalogue run ")
+    assert [one.split()[:4] for one in fetch.commands] == [
+        ["headrace", "fetch", "customer", "set"],
+        ["headrace", "fetch", "catalogue", "run"],
+    ]
 
 
 async def test_every_room_draws_its_minutes(open_tab):
