@@ -37,8 +37,6 @@ RECOVERED_WITHIN_S: Final = 180.0
 POSTGRES_DOWN_S: Final = 10.0
 HANG_S: Final = 15.0
 SLOT_FOUND_S: Final = 20.0
-UNFLUSHED_S: Final = 4.0
-"""Views older than this are in PostgreSQL (docs/views.md: 2.2 to 2.7 s)."""
 
 
 class NotDoneError(Exception):
@@ -165,9 +163,11 @@ class Breaker:
 
     async def _empty_valkey(self, break_id: int) -> str:
         """Delete all that Valkey holds."""
-        before_s = self._ledger.accepted_views
-        await asyncio.sleep(UNFLUSHED_S)
-        unflushed_max = self._ledger.accepted_views - before_s
+        before = self._ledger.accepted_views
+        # So that it deletes no older views than the docs permit, also on a busy machine.
+        if not await self._ledger.wait_flushed(timeout_s=RECOVERED_WITHIN_S):
+            raise NotDoneError("views are not flushed to PostgreSQL")
+        unflushed_max = self._ledger.accepted_views - before
         keys = await flush_valkey(self._stage.data / "run")
         self._over(break_id)
 
@@ -180,7 +180,8 @@ class Breaker:
         if not await wait_until(is_back, timeout_s=RECOVERED_WITHIN_S):
             raise NotRecoveredError("feeds were not read from Valkey again in time")
         recovered_at = time.time()
-        await asyncio.sleep(UNFLUSHED_S)  # until the hits before it are flushed
+        if not await self._ledger.wait_flushed(timeout_s=RECOVERED_WITHIN_S):
+            raise NotRecoveredError("views were not flushed to PostgreSQL again in time")
         given_up = await self._ledger.give_up_views(unflushed_max)
         self._records.note_break(break_id, recovered_at=recovered_at)
         return (

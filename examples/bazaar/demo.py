@@ -87,6 +87,8 @@ class Demo:
         self._broken = Faults()
         self._printed: list[str] = []
         """Wrong answers and outages that were printed."""
+        self._verdicts: dict[str, str] = {}
+        """By line of the ledger: what was printed of it, and is still so."""
 
     async def run(self) -> int:
         """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
@@ -100,6 +102,7 @@ class Demo:
                 f"{self._stage.folder} has data of another version of the demo ({error}): delete"
                 f" the folder, or choose another with {option('folder', 'other-data')}"
             ) from error
+        began_with = max((one.id for one in self._adverts.happened()), default=0)
         print(f"starting headrace and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
         began = time.monotonic()
         showing = asyncio.create_task(show_start(self._stage))
@@ -126,10 +129,12 @@ class Demo:
             figures = Figures(
                 stage=self._stage,
                 desk=desk,
-                adverts=self._adverts,
+                happened=lambda: self._adverts.happened(after=began_with),
+                shown=self._adverts.shown,
                 progress=story.progress,
                 seen=people.crowd.seen,
                 viewed=people.readers.viewed,
+                views=lambda: ledger.accepted_views,
                 followed=people.followers.followed,
                 bought=people.buyers.bought,
             )
@@ -222,7 +227,7 @@ class Demo:
         deadline = time.monotonic() + (PATIENCE_S if self._seconds >= CHECKED_FROM_S else 0)
         while time.monotonic() < deadline and not self._stop.is_set():
             unseen = missing(story, people, figures, ledger)
-            if not any(unseen) and not any(self._refused(story, people)):
+            if not any((*unseen, *self._refused(story, people), *ledger.open)):
                 return
             await asyncio.sleep(0.2)
 
@@ -233,14 +238,17 @@ class Demo:
     async def _show_lines(
         self, figures: Figures, story: Story, people: People, ledger: Ledger
     ) -> None:
-        is_live, is_rewriting, due_s = sys.stdout.isatty(), False, 0.0
+        is_live, rewritten, due_s = sys.stdout.isatty(), 0, 0.0
         shown_at = time.time()
+        reading = asyncio.create_task(self._read(figures))
         while True:
             if time.time() - shown_at > SLEPT_S:
                 Faults.expect()  # a laptop's lid was closed: connections and leases have ended
             shown_at = time.time()
-            with self._broken.attempt("readings of the figures"):  # those of before are shown
-                await figures.gather()
+            # While it waits for an engine, the lines show which figures could not be read.
+            if (await asyncio.wait([reading], timeout=LINES_EVERY_S))[0]:
+                reading.result()
+                reading = asyncio.create_task(self._read(figures))
             shown = self._adverts.shown()
             people.crowd.show(shown)
             people.readers.show(shown)
@@ -251,9 +259,9 @@ class Demo:
                 width = shutil.get_terminal_size().columns
                 lines = [f"{line[: width - 1]}\x1b[K" for line in lines]
                 above = [f"{line}\x1b[K" for line in found]
-                up = f"\x1b[{len(lines)}A\r" if is_rewriting else ""
-                print(up + "\n".join([*above, *lines]), flush=True)
-                is_rewriting = True
+                up = f"\x1b[{rewritten}A\r" if rewritten else ""
+                print(up + "\n".join([*above, *lines]), end="\x1b[J\n", flush=True)
+                rewritten = len(lines)
             else:
                 is_due = time.monotonic() >= due_s
                 due_s = time.monotonic() + LOGGED_EVERY_S if is_due else due_s
@@ -261,27 +269,38 @@ class Demo:
                     print("\n".join(output), flush=True)
             await asyncio.sleep(LINES_EVERY_S)
 
+    async def _read(self, figures: Figures) -> None:
+        with self._broken.attempt("readings of the figures"):
+            await figures.gather()
+
     async def _note_wrong(self, story: Story, people: People, ledger: Ledger) -> list[str]:
         """Keep what is wrong until now for `/break`. Return the lines to print of what is new."""
         faults = self._faults(story, people, ledger)
         await asyncio.to_thread(self._records.put_paper, WRONG, {"texts": faults})
+        verdicts = ledger.faults
+        withdrawn = [text for line, text in self._verdicts.items() if line not in verdicts]
+        self._printed = [text for text in self._printed if text not in withdrawn]
+        self._verdicts = verdicts
         new = [text for text in faults if text not in self._printed]
         over = [one.text for one in Faults.outages if one.is_over]
         over = [text for text in over if text not in self._printed]
         self._printed += [*new, *over]
         at = time.strftime("%H:%M:%S")
-        return [f"{at}  found: {text}" for text in new] + [f"{at}  {text}" for text in over]
+        texts = [f"found: {text}" for text in new]
+        texts += [f"withdrawn: {text} (later readings show none)" for text in withdrawn]
+        return [f"{at}  {text}" for text in [*texts, *over]]
 
     def _noted(self, story: Story, people: People) -> list[Faults]:
         return [self._broken, story.progress, *people.faults()]
 
     def _faults(self, story: Story, people: People, ledger: Ledger) -> list[str]:
         noted = self._noted(story, people)
-        return [text for one in noted for text in one.faults] + ledger.faults
+        return [text for one in noted for text in one.faults] + [*ledger.faults.values()]
 
-    def _checks(self, story: Story, people: People, ledger: Ledger) -> str:
+    def _checks(self, story: Story, people: People, ledger: Ledger) -> list[str]:
         wrong = sum(one.faults_count for one in self._noted(story, people))
-        return f"{pluralize(wrong, 'wrong answer')} · {ledger.summary}"
+        first, *others = ledger.summary
+        return [f"{pluralize(wrong, 'wrong answer')} · {first}", *others]
 
     def _refused(self, story: Story, people: People) -> list[str]:
         """Kinds of calls of which the last one was refused."""
@@ -315,7 +334,8 @@ class Demo:
             print(f"  {line}")
         faults = self._faults(story, people, ledger)
         if expected := sum(one.expected_count for one in self._noted(story, people)):
-            print(f"  {expected} errors while it was broken on purpose")
+            print(f"  {expected} calls refused, cut off or answered otherwise while a button of")
+            print("  /break had broken a part: expected. The ledger counts what was lost by it.")
         for outage in Faults.outages:
             print(f"  {outage.text}")
         unseen = list(missing(story, people, figures, ledger))
@@ -326,7 +346,8 @@ class Demo:
             unseen, refused = [], []
         for line in [*faults, *refused, *(f"not checked: {text}" for text in unseen)]:
             print(f"  {line}")
-        print(conclusion(faults, is_whole=not unseen and not refused), flush=True)
+        is_whole = not any((*unseen, *refused, *ledger.open))
+        print(conclusion(faults, is_whole=is_whole), flush=True)
         return 1 if faults else 0
 
 

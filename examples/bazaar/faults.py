@@ -85,6 +85,12 @@ class Faults:
         """Whether faults are expected now."""
         return time.monotonic() < Faults.broken_until_s
 
+    @staticmethod
+    def is_calm() -> bool:
+        """Whether nothing was broken, and no call refused, within the last RECOVERY_S."""
+        last_at = max((one.last_at for one in Faults.outages), default=0.0)
+        return not Faults.is_expected() and time.time() - last_at > RECOVERY_S
+
     @contextlib.contextmanager
     def attempt(self, calls: str) -> Iterator[None]:
         """Note a failure of `calls`, a kind of call such as `reads of feeds`; end its refusals."""

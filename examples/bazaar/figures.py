@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from examples.bazaar.adverts import Adverts
+from examples.bazaar.adverts import Advert, Happening
 from examples.bazaar.buyers import Bought
 from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
@@ -17,6 +18,8 @@ from examples.bazaar.story import StoryProgress
 from examples.bazaar.visitors import Seen
 
 _AVERAGED_S: Final = 4.0
+_READ_WITHIN_S: Final = 5.0
+"""Figures of the API that are older are marked: they could not be read since."""
 _MB: Final = 1e6
 _NAMES: Final = {"unchanged": "requested and unchanged", "known": "known (not requested)"}
 """How outcomes of photos are shown that differ only in whether there was a request."""
@@ -24,15 +27,10 @@ _NAMES: Final = {"unchanged": "requested and unchanged", "known": "known (not re
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything that only grows, at one moment."""
+    """Counts that only grow, at one moment."""
 
     at_s: float
-    jobs_done: int
-    photos: int
-    requests: int
-    body_bytes: int
-    views: int
-    pages: int
+    counts: tuple[int, ...]
 
 
 class Rates:
@@ -53,20 +51,13 @@ class Rates:
             self._samples.popleft()
 
     def per_second(self) -> tuple[float, ...]:
-        """Jobs, photos, requests, bytes of bodies, views and pages a second."""
-        if len(self._samples) < 2:
-            return (0.0,) * 6
+        """The rate of each count; 0 before the second sample, empty before the first."""
+        if not self._samples:
+            return ()
         first, last = self._samples[0], self._samples[-1]
-        took_s = last.at_s - first.at_s
-        pairs = (
-            (first.jobs_done, last.jobs_done),
-            (first.photos, last.photos),
-            (first.requests, last.requests),
-            (first.body_bytes, last.body_bytes),
-            (first.views, last.views),
-            (first.pages, last.pages),
-        )
-        return tuple(max(0.0, after - before) / took_s for before, after in pairs)
+        took_s = max(last.at_s - first.at_s, 1e-3)
+        pairs = zip(first.counts, last.counts, strict=True)
+        return tuple(max(0, after - before) / took_s for before, after in pairs)
 
 
 class Figures:
@@ -77,73 +68,82 @@ class Figures:
         *,
         stage: Stage,
         desk: Desk,
-        adverts: Adverts,
+        happened: Callable[[], list[Happening]],
+        shown: Callable[[], list[Advert]],
         progress: StoryProgress,
         seen: Seen,
         viewed: Viewed,
+        views: Callable[[], int],
         followed: Followed,
         bought: Bought,
     ) -> None:
-        self._stage, self._desk, self._adverts = stage, desk, adverts
+        """`happened`: to adverts in this run; `views`: those of all visitors that were counted."""
+        self._stage, self._desk, self._views_counted = stage, desk, views
+        self._happened, self._adverts_shown = happened, shown
         self._progress, self._seen, self._viewed, self._followed = progress, seen, viewed, followed
         self._bought = bought
-        self._began_s = time.monotonic()
-        self._rates = Rates()
+        self._began_s = self._read_s = time.monotonic()
+        self._rates, self._visitor_rates = Rates(), Rates()
+        """Of jobs and photos, from the API; of requests, bytes, views and pages."""
         self._queues: list[dict[str, Any]] = []
         self._done_lines: Counter[str] = Counter()
         self._photos: Counter[str] = Counter()
         self._stored_bytes = self._files = self._shown = self._pending = 0
 
     async def gather(self) -> None:
-        """Ask the API and the site's table. Raises: ServerFailedError."""
+        """Read the site's table and the API. Raises: ServerFailedError."""
+        self._done_lines = Counter(one.action for one in self._happened())
+        photos = [photo for one in self._adverts_shown() for photo in one.photos if photo.key]
+        sizes = {photo.key: photo.size_bytes for photo in photos}
+        self._stored_bytes, self._files, self._shown = sum(sizes.values()), len(sizes), len(photos)
         await self._desk.look()
-        self._queues = await self._desk.queues()
-        done = await self._desk.jobs_done()
+        queues, done = await self._desk.queues(), await self._desk.jobs_done()
         self._pending = await self._desk.views_pending()
+        self._queues = queues
         self._photos = Counter()
         for run in self._desk.runs.values():
             self._photos.update(run.photos_by_outcome)
-        self._done_lines = Counter(one.action for one in self._adverts.happened())
-        photos = [photo for advert in self._adverts.shown() for photo in advert.photos if photo.key]
-        sizes = {photo.key: photo.size_bytes for photo in photos}
-        self._stored_bytes, self._files, self._shown = sum(sizes.values()), len(sizes), len(photos)
-        self._rates.add(
-            Sample(
-                at_s=time.monotonic(),
-                jobs_done=done,
-                photos=sum(self._photos.values()),
-                requests=sum(self._seen.statuses.values()),
-                body_bytes=self._seen.body_bytes,
-                views=self._viewed.views,
-                pages=self._followed.pages,
-            )
-        )
+        self._read_s = time.monotonic()
+        self._rates.add(Sample(self._read_s, (done, sum(self._photos.values()))))
+
+    def _visitors_per_second(self) -> tuple[float, ...]:
+        """Requests, bytes of bodies, views and pages. They need no answer of the API."""
+        seen = self._seen
+        requests, views = sum(seen.statuses.values()), self._views_counted()
+        counts = (requests, seen.body_bytes, views, self._followed.pages)
+        self._visitor_rates.add(Sample(time.monotonic(), counts))
+        return self._visitor_rates.per_second()
 
     @property
     def jobs_done(self) -> int:
         """Jobs finished since `headrace up` started."""
-        return self._rates.last.jobs_done if self._rates.last else 0
+        return self._rates.last.counts[0] if self._rates.last else 0
 
-    def lines(self, checks: str) -> list[str]:
+    def lines(self, checks: list[str]) -> list[str]:
         """One line a room, and `checks`: whether all answers were right until now."""
-        age_s = time.monotonic() - self._began_s
-        done, photos, requests, body_bytes, views, pages = self._rates.per_second()
-        mb = body_bytes / _MB
+        now_s = time.monotonic()
+        requests, body_bytes, views, pages = self._visitors_per_second()
+        done, photos = self._rates.per_second() or (0.0, 0.0)
+        jobs, stored, pending = (f"{done:.0f}", f"{photos:.0f}", f"{self._pending}")
+        backlog = self._backlog()
+        if (unread_s := now_s - self._read_s) > _READ_WITHIN_S:
+            jobs, stored, pending = "-", "-", "-"
+            backlog = f"not readable for {unread_s:.0f} s"
         rows = {
-            "jobs": f"{done:.0f} done/s · {self._backlog()}",
-            "fetch": f"{photos:.0f} photos/s · {self._items()}",
-            "media": f"{requests:.0f} requests/s, {mb:.1f} MB/s · {self._ranges()}",
-            "views": (
-                f"{views:.0f} views/s · {self._views()}, {self._pending} not yet in PostgreSQL"
-            ),
+            "jobs": f"{jobs} done/s · {backlog}",
+            "fetch": f"{stored} photos/s · {self._items()}",
+            "media": f"{requests:.0f} requests/s, {body_bytes / _MB:.1f} MB/s · {self._ranges()}",
+            "views": f"{views:.0f} views/s · {self._views()}, {pending} not yet in PostgreSQL",
             "feed": f"{pages:.0f} pages/s · {self._feeds()}",
             "site": f"{self._bought.pages} pages · {self._buys()}",
-            "checks": checks,
+            "checks": checks[0],
         }
         texts = [f"{room:<7}{text}" for room, text in rows.items()]
-        return [f"{age_s:5.0f} s  {texts[0]}", *(f"         {text}" for text in texts[1:])]
+        texts += [f"{'':7}{text}" for text in checks[1:]]
+        age_s = now_s - self._began_s
+        return [f"{age_s:4.0f} s {texts[0]}", *(f"       {text}" for text in texts[1:])]
 
-    def summary(self, checks: str) -> list[str]:
+    def summary(self, checks: list[str]) -> list[str]:
         """One line a room and more, over the whole time, and `checks`."""
         progress, seen = self._progress, self._seen
         fast = sum(shop.manner == "fast" for shop in self._stage.sellers)
@@ -153,7 +153,7 @@ class Figures:
         shown = f"{self._shown} on the site in {self._files} files,"
         return [
             f"jobs   {self.jobs_done} done, {self._backlog()}",
-            f"fetch  {self._items()}",
+            f"fetch  catalogues imported: {self._items()}",
             f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
             (
                 f"       first catalogues of the {fast} fast sellers: {first}; then"
@@ -165,22 +165,22 @@ class Figures:
                 f" {seen.body_bytes / _MB:.0f} MB"
             ),
             f"       responses by status: {self._answers()}",
-            f"views  {self._views()}; {self._viewed.others} more counted by the pages of the site",
+            f"views  {self._views()}",
             (
                 f"       {self._viewed.lists} lists read, {self._viewed.unchanged} of them"
                 " unchanged (304)"
             ),
             f"feed   {self._followed.pages} pages read, {self._feeds()}",
             f"site   {self._bought.pages} pages, {self._buys()}",
-            f"checks {checks}",
+            f"checks {checks[0]}",
+            *(f"       {text}" for text in checks[1:]),
         ]
 
     def _ranges(self) -> str:
-        return f"{self._seen.photos_whole} photos put together from byte ranges"
+        return f"{self._seen.photos_whole} photos read in byte ranges"
 
     def _views(self) -> str:
-        viewed = self._viewed
-        return f"{viewed.views} views of {len(viewed.totals)} adverts"
+        return f"{self._views_counted()} views counted"
 
     def _feeds(self) -> str:
         followed = self._followed
@@ -188,7 +188,7 @@ class Figures:
 
     def _buys(self) -> str:
         bought = self._bought
-        return f"{bought.tracks} tracks played, {bought.ways} visits from an advert to the feed"
+        return f"{bought.tracks} tracks played, {bought.ways} visits to the feed"
 
     def _backlog(self) -> str:
         """Jobs by state; those that wait for a person are counted apart."""
@@ -199,13 +199,13 @@ class Figures:
                 people += int(row["ready"])
             else:
                 ready += int(row["ready"])
-        moderation = f", {people} photos for moderators" if people else ""
+        moderation = f", {people} to review" if people else ""
         return f"{leased} in progress, {ready} waiting, {failed} failed{moderation}"
 
     def _items(self) -> str:
         seen = self._done_lines
         return (
-            f"{len(self._progress.shops_settled)} of {len(self._stage.sellers)} sellers imported ·"
+            f"{len(self._progress.shops_settled)}/{len(self._stage.sellers)} sellers ·"
             f" {seen['publish']} new items, {seen['edit']} changed, {seen['unpublish']} gone"
         )
 

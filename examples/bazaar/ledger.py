@@ -3,7 +3,9 @@
 The left side never comes from Headrace: errands from the site's own table, views from the readers
 and the shop's pages, photo links from the sellers' catalogue files, posts from the adverts on the
 site. A number is read before and after Headrace's answer where it moves, in the order that cannot
-hide a loss. A difference counts once it was there in three readings.
+hide a loss. A difference is open at first. It counts as lost or doubled once three readings show
+it, all of them after the last outage or break and its recovery. A view can be lost only if it was
+answered before the oldest view that is not yet in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from examples.bazaar.sellers import Desk
 from examples.bazaar.stage import Stage
 from examples.bazaar.story import Story
 
+from headrace.kernel.terminal import pluralize
+
 EVERY_S: Final = 2.0
 SLOW_EVERY: Final = 4
 """Every so many rounds all feeds and catalogues are read, too."""
@@ -39,6 +43,9 @@ OPEN: Final = ("ready", "scheduled", "leased")
 DELIVERIES: Final = ("fetch.item", "fetch.publish")
 """The queues on the way from a catalogue to the site's handler of items."""
 POSTS_MAX: Final = 100
+ANSWERED_KEPT: Final = 300
+READ_WITHIN_S: Final = 10.0
+"""Older lines are marked with their age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,11 @@ class Ledger:
         self._opened_before = self._answered_before = 0
         self._given_up = 0
         self._differences: dict[str, deque[int]] = {}
+        self._verdicts: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        self._read_s = time.monotonic()
+        self._answered: deque[tuple[float, int]] = deque(maxlen=ANSWERED_KEPT)
+        """When it was read, and how many views were answered until then."""
         self._shown: deque[frozenset[str]] = deque(maxlen=READINGS)
 
     async def begin(self) -> None:
@@ -139,6 +151,13 @@ class Ledger:
 
     async def gather(self, *, is_whole: bool = True) -> None:
         """Bring the lines up to date. Raises: ServerFailedError."""
+        try:
+            await self._gather(is_whole=is_whole)
+        except ServerFailedError:
+            self._differences.clear()
+            raise
+
+    async def _gather(self, *, is_whole: bool) -> None:
         await self._gather_jobs()
         await self._gather_views()
         if is_whole:
@@ -150,24 +169,34 @@ class Ledger:
             for line in self.lines.values()
         ]
         await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": rows})
+        self._read_s = time.monotonic()
 
     @property
-    def summary(self) -> str:
-        """All lines in a few words."""
+    def summary(self) -> list[str]:
+        """All lines in a few words, one row or more."""
         lines = self.lines.values()
         sent, lost = sum(one.sent for one in lines), sum(one.lost for one in lines)
-        names = ", ".join(self.lines) or "records"
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
-        kept = f"lost {lost - allowed} and doubled {doubled} of {sent} {names}"
+        age_s = time.monotonic() - self._read_s
+        age = f" (read {age_s:.0f} s ago)" if age_s > READ_WITHIN_S else ""
+        rows = [f"{pluralize(sent, 'record')}{age}: {lost - allowed} lost, {doubled} doubled"]
         if allowed:
-            kept += f", and {allowed} views lost as the docs state for deleted Valkey data"
-        return kept
+            rows.append(f"{allowed} views lost with Valkey's data, as the docs state")
+        return [*rows, *(f"not judged yet: {text}" for text in self.open)]
 
     @property
-    def faults(self) -> list[str]:
-        """Lines that are not right."""
+    def faults(self) -> dict[str, str]:
+        """By name, lines that are not right."""
         found = [line for line in self.lines.values() if not line.is_right]
-        return [f"{line.name}: {line.lost} lost, {line.doubled} doubled" for line in found]
+        return {
+            line.name: f"{line.name}: {line.lost - line.allowed} lost, {line.doubled} doubled"
+            for line in found
+        }
+
+    @property
+    def open(self) -> list[str]:
+        """Differences that are not judged: something was broken shortly before."""
+        return [f"{n} {name.replace('lost', 'missing')}" for name, n in self._open.items()]
 
     @property
     def accepted_views(self) -> int:
@@ -213,7 +242,8 @@ class Ledger:
         )
 
     async def _gather_views(self) -> None:
-        accepted = self.accepted_views - self._given_up
+        self._answered.append((time.time(), self.accepted_views))
+        flushed = self._answered_before_at(await self._flushed_at())
         total = await self._counted()
         if total is None:
             return
@@ -227,7 +257,7 @@ class Ledger:
                 f"{self._given_up} of the lost had not reached PostgreSQL when Valkey was emptied:"
                 " the one loss that Headrace permits"
             )
-        lost = self._lasting("views lost", accepted - counted)
+        lost = self._lasting("views lost", flushed - self._given_up - counted)
         self.lines["views"] = line_of(
             "views",
             sent=sent,
@@ -238,6 +268,29 @@ class Ledger:
             doubled=self._lasting("views doubled", counted - sent),
             note="; ".join(notes),
         )
+
+    async def wait_flushed(self, *, timeout_s: float) -> bool:
+        """Wait until all views that were answered before this call are in PostgreSQL."""
+        now = time.time()
+
+        async def is_flushed() -> bool:
+            return await self._flushed_at() > now
+
+        return await wait_until(is_flushed, timeout_s=timeout_s)
+
+    async def _flushed_at(self) -> float:
+        """All views that were answered before this moment are in PostgreSQL.
+
+        Until then a total may lack them: one that Valkey does not hold is read from PostgreSQL.
+        Raises: ServerFailedError.
+        """
+        now = time.time()
+        shards = await self._client.get_json("/v1/views/lag")
+        return now - max((one["oldest_s"] for one in shards if one["pending"]), default=0.0)
+
+    def _answered_before_at(self, at: float) -> int:
+        """How many views were surely answered before; 0: unknown."""
+        return max((views for read_at, views in self._answered if read_at <= at), default=0)
 
     async def _counted(self) -> int | None:
         """The sum of all adverts' totals; None: some are unknown for now."""
@@ -299,10 +352,22 @@ class Ledger:
         )
 
     def _lasting(self, name: str, difference: int) -> int:
-        """The difference, if it was there in each of the last readings."""
+        """The difference that each of the last readings showed.
+
+        While something is broken, and shortly after it, the verdict of before remains.
+        """
+        verdict = self._verdicts.get(name, 0)
         seen = self._differences.setdefault(name, deque(maxlen=READINGS))
-        seen.append(max(0, difference))
-        return min(seen) if len(seen) == READINGS else 0
+        was_open = self._open.pop(name, None) is not None
+        if is_calm := Faults.is_calm():
+            seen.append(max(0, difference))
+        else:
+            seen.clear()
+        if len(seen) == READINGS:
+            verdict = self._verdicts[name] = min(seen)
+        if len(seen) < READINGS and difference > verdict and (was_open or not is_calm):
+            self._open[name] = difference - verdict
+        return verdict
 
 
 async def wait_until(is_so: Callable[[], Any], *, timeout_s: float, every_s: float = 0.1) -> bool:

@@ -181,7 +181,7 @@ def ended(tmp_path):
     people = demo.People(crowd, readers, followers, buyers, senders)
     story = SimpleNamespace(progress=StoryProgress())
     figures = SimpleNamespace(summary=list, jobs_done=7)
-    ledger = SimpleNamespace(summary="lost: 0", faults=[], lines={"jobs": None})
+    ledger = SimpleNamespace(summary=["lost: 0"], faults={}, lines={"jobs": None}, open=[])
 
     def end(seconds, refused=()):
         people.readers.viewed.refused_since_s.update(dict.fromkeys(refused, 1.0))

@@ -16,7 +16,8 @@ import pytest
 from examples.bazaar import panel
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey, others_text
-from examples.bazaar.faults import Faults
+from examples.bazaar.demo import Demo
+from examples.bazaar.faults import Faults, Outage
 from examples.bazaar.followers import post_of
 from examples.bazaar.ledger import PAPER, WRONG, Ledger, line_of
 from examples.bazaar.origins import Host
@@ -171,6 +172,87 @@ async def test_totals_from_before_an_emptied_valkey_are_not_expected_after_it(tm
     parts["noted"] = Faults()
     assert await Ledger(stage, None, **parts).give_up_views(2) == 2
     assert viewed.totals == {}
+
+
+@pytest.fixture
+def ledger(stores, monkeypatch):
+    """A ledger of 30 answered views; `answers` has what the API reports."""
+    monkeypatch.setattr(Faults, "outages", [])
+    monkeypatch.setattr(Faults, "broken_until_s", 0.0)
+    stage = SimpleNamespace(api_url="http://127.0.0.1:1", token=lambda: "unused")
+    parts = {"story": None, "adverts": stores[0], "records": stores[1], "noted": Faults()}
+    found = Ledger(stage, None, **parts, viewed=Viewed(sent=30, accepted=30))
+    found.answers = {"total": 3, "lag": {"pending": 27, "oldest_s": 20.0}}
+
+    async def get_json(path):
+        if path == "/v1/views/lag":
+            return [{"shard": 0, **found.answers["lag"]}]
+        ids = path.partition("ids=")[2].split(",")
+        totals = [found.answers["total"], *(0 for _ in ids[1:])]
+        return [{"id": one, "total": n} for one, n in zip(ids, totals, strict=True)]
+
+    monkeypatch.setattr(found, "_client", SimpleNamespace(get_json=get_json))
+    return found
+
+
+async def readings(ledger, count=4):
+    for _ in range(count):
+        await ledger._gather_views()
+    return ledger.lines["views"]
+
+
+FLUSHED = {"pending": 0, "oldest_s": 0.0}
+
+
+async def test_views_that_are_not_flushed_are_open_and_not_lost(ledger):
+    """Totals that Valkey does not hold are read from PostgreSQL, which lacks them."""
+    line = await readings(ledger)
+    assert (line.lost, line.waiting, line.is_right) == (0, 27, True)
+    ledger.answers |= {"lag": FLUSHED, "total": 30}
+    line = await readings(ledger)
+    assert (line.lost, line.waiting) == (0, 0)
+
+
+async def test_views_that_are_missing_after_the_flush_are_lost(ledger):
+    ledger.answers["lag"] = FLUSHED
+    line = await readings(ledger)
+    assert (line.lost, line.waiting) == (27, 0)
+    assert ledger.summary == ["30 records: 27 lost, 0 doubled"]
+    ledger._read_s -= 17
+    assert ledger.summary == ["30 records (read 17 s ago): 27 lost, 0 doubled"]
+    assert ledger.faults == {"views": "views: 27 lost, 0 doubled"}
+
+
+@pytest.mark.parametrize("cause", ["a break", "an outage"])
+async def test_nothing_is_judged_while_something_is_broken(ledger, cause):
+    ledger.answers["lag"] = FLUSHED
+    if cause == "a break":
+        Faults.expect()
+    else:
+        Faults.outages.append(Outage("postgres.unavailable", time.time(), time.time()))
+    assert (await readings(ledger)).lost == 0
+    assert ledger.open == ["27 views missing"]
+    assert ledger.summary[-1] == "not judged yet: 27 views missing"
+    Faults.outages.clear()
+    Faults.broken_until_s = 0.0
+    assert (await readings(ledger)).lost == 27
+    assert ledger.open == []
+
+
+async def test_a_verdict_that_is_withdrawn_is_printed(ledger, stores):
+    ledger.answers["lag"] = FLUSHED
+    await readings(ledger)
+    played = Demo(SimpleNamespace(database=stores[1]._file), seconds=None)
+    story = SimpleNamespace(progress=Faults())
+    people = SimpleNamespace(faults=list)
+    [found] = await played._note_wrong(story, people, ledger)
+    assert found.endswith("found: views: 27 lost, 0 doubled")
+    assert await played._note_wrong(story, people, ledger) == []
+    ledger.answers["total"] = 30
+    await readings(ledger)
+    [withdrawn] = await played._note_wrong(story, people, ledger)
+    assert "withdrawn: views: 27 lost, 0 doubled" in withdrawn
+    assert stores[1].paper(WRONG)[1] == {"texts": []}
 
 
 async def test_search_finds_adverts_by_the_beginnings_of_words(site):
