@@ -87,7 +87,12 @@ class Shop:
             console=self.console,
         )
         self._templates.filters.update(
-            segment=segment, title_of=title_of, hue=hue_of, initials=initials_of, ago=ago
+            segment=segment,
+            title_of=title_of,
+            hue=hue_of,
+            initials=initials_of,
+            ago=ago,
+            outcome_text=outcome_text,
         )
         media = urlsplit(url("photos"))
         address = urlsplit(self.console)
@@ -200,6 +205,17 @@ def title_of(seller: str) -> str:
     """The seller's name as people write it."""
     shop = shop_named(seller)
     return shop.title if shop else seller
+
+
+def outcome_text(outcome: str) -> str:
+    """Whether Headrace refused a photo or the seller's host did not deliver it."""
+    kind, _, reason = outcome.partition(":")
+    reason = reason.replace("_", " ")
+    if kind == "refused":
+        return f"Headrace refused it ({reason})"
+    if kind == "failed":
+        return f"the seller's host did not deliver it ({reason})"
+    return kind or "not requested yet"
 
 
 def initials_of(seller: str) -> str:

@@ -75,8 +75,10 @@ STEPS: Final = (
     Step(
         5,
         "Break it",
-        "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger beside the buttons"
-        " shows what was lost; the console shows which problems it detected.",
+        "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger on this page"
+        " shows what was lost. The console's overview lists a killed worker and a stopped"
+        " PostgreSQL under Health. A silent seller is shown under Fetch, Hosts. An emptied Valkey"
+        " is no problem there: its index of feeds is rebuilt.",
         path="/break",
         place="the panel",
         screen="",
