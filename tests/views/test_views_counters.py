@@ -10,6 +10,7 @@ from views_surfaces import client_of
 
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.config import InvalidConfig, load_config
+from headrace.kernel.metrics import REGISTRY
 from headrace.views import Hit, ViewsConfig
 from headrace.views.errors import InvalidHit
 
@@ -23,6 +24,7 @@ def views(make_views):
 
 
 async def test_a_hit_counts_a_view_and_counters_once(views, flusher, engines):
+    before = REGISTRY.get_sample_value("views_flushed_total")
     both = Hit(id="ad:1", counters=("photo", "phone"), event="e1")
     assert (await views.hits([both, both, "ad:1"]))[2].total == 2
     alone = await views.hit("ad:1", 0, counters=["phone"])
@@ -43,6 +45,7 @@ async def test_a_hit_counts_a_view_and_counters_once(views, flusher, engines):
     assert (point.human, point.counters) == (2, {"photo": 1, "phone": 2})
     found = await views.analytics.verify()
     assert (found.views, found.differences) == (7, [])
+    assert REGISTRY.get_sample_value("views_flushed_total") == before + 7, "views, not counters"
     assert [(entry.id, entry.views) for entry in await views.analytics.top()] == [("ad:1", 2)]
     rows = (await views.exports.series("hour")).rows
     assert [(row.id, row.traffic, row.views) for row in rows] == [
