@@ -22,6 +22,11 @@ def test_a_seed_breaks_no_promise_and_replays():
     assert first.digest == again.digest
 
 
+def test_connections_do_not_break_after_the_fault():
+    """Idle ones broke half a minute later, so a block was read without a fault four times."""
+    assert run_seed(MediaScenario, 291138, hours=0.03).findings == ()
+
+
 @pytest.mark.soak
 def test_many_seeds_break_no_promise():
     for seed in range(1000, 1000 + SOAK_SEEDS):

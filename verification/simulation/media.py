@@ -142,7 +142,7 @@ class MediaScenario:
 
     def _breaks(self, _world: World, fault: Fault) -> Any:
         self.net.break_links(fault.strength)
-        return lambda: setattr(self.net, "break_share", 0.0)
+        return self.net.heal_links
 
     def _store_down(self, _world: World, _fault: Fault) -> Any:
         self.store.is_down = True

@@ -87,6 +87,12 @@ class MediaNetwork:
             if self.chance.random() < share:
                 link.left_bytes = self.chance.randint(1, BREAK_BYTES_MAX)
 
+    def heal_links(self) -> None:
+        """Let no connection break any more; idle ones would break long after the fault."""
+        self.break_share = 0.0
+        for link in self._links:
+            link.left_bytes = None
+
     def forget(self, link: Link) -> None:
         """A connection has ended."""
         self._links.pop(link, None)
