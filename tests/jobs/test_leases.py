@@ -96,7 +96,7 @@ async def test_a_suspended_transaction_does_not_keep_its_lease(
 
     async def hold():
         async with postgres.transaction() as tx:
-            await jobs.lock_lease(tx, lease.lease_id)
+            await jobs.lock_leases(tx, [lease.lease_id])
             await wait_true(is_returned, what="the lease is returned", deadline_s=30)
 
     with pytest.raises(PostgresDown):

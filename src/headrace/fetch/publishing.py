@@ -38,7 +38,7 @@ from headrace.fetch.sql import SQL
 from headrace.fetch.store.outcomes import Decision
 from headrace.fetch.store.results import DeliveryRequest, DeliveryStore, NewResult
 from headrace.fetch.webhook_delivery import WebhookSender
-from headrace.jobs import Batch, JobContext, Jobs, NewJob, Snooze
+from headrace.jobs import Batch, JobContext, Jobs, LeaseLost, NewJob, Snooze
 from headrace.jobs.slots.isolation import HandlerThreads
 from headrace.jobs.tasks.payloads import is_async
 from headrace.kernel.batching import Batcher
@@ -115,7 +115,8 @@ class Publishing:
             # The worker recorded them at its start, unless it is embedded in another program.
             await self._consumers.declare()
             async with self._postgres.transaction() as tx:
-                await self._jobs.lock_lease(tx, batch.lease_id)
+                if not await self._jobs.lock_leases(tx, [batch.lease_id]):
+                    raise LeaseLost(batch.lease_id)
                 prepared = await self.prepare(tx, [job.payload for job in batch])
                 if HOOK in await self.store(tx, prepared):
                     self._consumers.handler(HOOK)

@@ -398,8 +398,9 @@ def end_stuck_claims(t: JobsTables, *, lease_s: float) -> list[Any]:
 
 
 @statement(SQL.lock_leases)
-def lock_leases(t: JobsTables, *, leases: list[int], milliseconds: str) -> list[Any]:
-    t.model.limit_idle(int(milliseconds) / 1000)
+def lock_leases(t: JobsTables, *, leases: list[int], milliseconds: str | None) -> list[Any]:
+    if milliseconds is not None:
+        t.model.limit_idle(int(milliseconds) / 1000)
     found = []
     for lease in sorted(leases):
         t.lease.lock(lease)

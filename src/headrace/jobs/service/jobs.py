@@ -440,15 +440,14 @@ class Jobs:
     async def lock_lease(self, tx: Transaction, lease_id: int) -> None:
         """Bind `tx` to the lease: it can commit only while the lease is held.
 
-        The lease cannot be returned or settled until `tx` ends: call this last, commit soon. From
-        now on the server ends `tx` after half of `jobs.lease_s` without a statement.
+        The lease cannot be returned or settled until `tx` ends: call this last, commit soon.
         Raises: LeaseLost.
         """
-        if not await self.lock_leases(tx, [lease_id]):
+        if not await store.leases.lock_leases(runner_for(tx), [lease_id], None):
             raise LeaseLost(lease_id)
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
-        """`lock_lease` for several; return the ids of those held. Write nothing for the others."""
+        """`lock_lease` for several in a `tx` without pauses of half a lease; return those held."""
         return await store.leases.lock_leases(runner_for(tx), lease_ids, self.config.lease_s / 2)
 
     async def _ending_if_over(self, job_id: int) -> Row | None:

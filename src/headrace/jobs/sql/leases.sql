@@ -94,8 +94,10 @@ SELECT * FROM headrace.settle_v1(
 
 -- name: lock_leases
 -- Lock leases in order until the transaction ends. Return those that exist. The server ends the
--- transaction after :milliseconds without a statement: a suspended process keeps no lease locked.
-SELECT id, set_config('idle_in_transaction_session_timeout', :milliseconds, true)
+-- transaction after :milliseconds without a statement (null: as the session is set), so that a
+-- suspended process keeps no lease locked.
+SELECT id, set_config('idle_in_transaction_session_timeout', coalesce(:milliseconds::text,
+    current_setting('idle_in_transaction_session_timeout')), true)
 FROM headrace.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
 
 -- name: leases_of_host

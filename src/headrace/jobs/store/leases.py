@@ -262,17 +262,19 @@ async def settle(
     return SettleResult() if row is None else SettleResult(row["lost"] or (), row["busy"] or ())
 
 
-async def lock_leases(runner: Runner, lease_ids: Iterable[int], idle_s_max: float) -> set[int]:
+async def lock_leases(
+    runner: Runner, lease_ids: Iterable[int], idle_s_max: float | None
+) -> set[int]:
     """Lock leases until the transaction ends; return the ids of those that exist.
 
-    The server ends the transaction after `idle_s_max` without a statement. Hosts renew their leases
-    more often, so a suspended host loses these locks before its leases, and the next sweep returns
-    them.
+    The server ends the transaction after `idle_s_max` without a statement; None: it does not. Hosts
+    renew their leases more often, so a suspended host loses these locks before its leases, and the
+    next sweep returns them.
     """
     rows = await runner.all(
         SQL.lock_leases,
         leases=sorted(set(lease_ids)),
-        milliseconds=str(int(idle_s_max * 1000)),
+        milliseconds=None if idle_s_max is None else str(int(idle_s_max * 1000)),
     )
     return {row["id"] for row in rows}
 
