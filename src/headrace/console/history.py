@@ -252,7 +252,7 @@ OF_JOBS: Final = ("overview", "jobs")
 OF_CACHES: Final = ("media_blocks", "media_reads")
 ENDS: Final = (
     ("done", "done", ""), ("failed", "failed", "bad"), ("cancelled", "cancelled", "muted"),
-    ("retried", "retried", "warn"), ("lost", "cut off, run again", ""),
+    ("retried", "run again later", "warn"), ("lost", "cut off, run again", ""),
 )  # fmt: skip
 """Counts of a step, with the label and tone of their lines."""
 

@@ -47,7 +47,7 @@ class QueueRow:
     has_run: bool = False
     """Whether jobs ran in the span of the load figure."""
     is_floating: bool = False
-    """Only floating slots ran its jobs, so it has no load figure."""
+    """It ran without an assigned slot, so its load is a share of no slots."""
 
     @property
     def state(self) -> str:
@@ -195,7 +195,7 @@ def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> Queu
         wait_max_s=None if did.wait_mean_s is None else did.wait_max_s,
         done_per_s=did.done / span_s,
         has_run=did.run_s > 0 or did.calls > 0 or did.done > 0,
-        is_floating=did.calls > 0 and not did.slot_s,
+        is_floating=did.calls > 0 and not queue.slots,
     )
 
 
@@ -220,7 +220,11 @@ def _key(row: QueueRow, sort: str) -> tuple[float, str]:
     figures = {
         "name": 0.0,
         # Waiting jobs without slots rank above any load, floating ones, which have none, below.
-        "load": -1.0 if row.is_floating else float("inf") if row.load is None else row.load,
+        "load": -1.0
+        if row.is_floating and not row.is_behind
+        else float("inf")
+        if row.load is None
+        else row.load,
         "importance": queue.importance,
         "waiting": queue.ready,
         "leased": queue.leased,
@@ -308,7 +312,7 @@ def _charts(
         line("done", lambda row: row.done),
         line("failed", lambda row: row.failed, "bad"),
         line("cancelled", lambda row: row.cancelled, "warn"),
-        line("retried", lambda row: row.retried, "warn"),
+        line("run again later", lambda row: row.retried, "warn"),
     ]
     backlog = [
         line("waiting", lambda row: row.ready),

@@ -361,7 +361,7 @@ def log_of(role: str) -> str:
     """Where the log of a role is, as the end of a sentence."""
     return (
         f"the log of the role on that host: `journalctl -u headrace-{role}` for a unit of systemd,"
-        " the output of `headrace up`, or `logs/up.log` in its data folder"
+        " the output of `headrace up`, or the file that `headrace up` names at its start"
     )
 
 

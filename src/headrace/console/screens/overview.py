@@ -135,15 +135,17 @@ def jobs_card(
     per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
     facts = [("waiting", UNKNOWN), ("in progress", UNKNOWN), ("slots", UNKNOWN)]
     if queues.value is not None:
-        capped = any(queue.ready_is_capped for queue in queues.value)
-        waiting = format_count(sum(queue.ready for queue in queues.value))
-        facts[0] = ("waiting", f"over {waiting}" if capped else waiting)
-        facts[1] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
+        work = [queue for queue in queues.value if not queue.decisions]
+        facts[0] = ("waiting", _waiting(work))
+        if len(work) < len(queues.value):
+            people = [queue for queue in queues.value if queue.decisions]
+            facts.insert(1, ("waiting for people", _waiting(people)))
+        facts[-2] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
     if fleet.value is not None:
         alive = [host for host in fleet.value.hosts if not host.is_silent]
         slots = [slot for host in alive for slot in host.slots]
         busy = sum(slot.busy_s > 0 for slot in slots)
-        facts[2] = ("slots busy", f"{busy:,} of {len(slots):,}")
+        facts[-1] = ("slots busy", f"{busy:,} of {len(slots):,}")
         reports = [host.reported_at for host in alive if host.reported_at is not None]
         if reports:
             age_s = max(0.0, (now_at - min(reports)).total_seconds())
@@ -158,6 +160,11 @@ def jobs_card(
         facts=facts,
         error=queues.error or fleet.error,
     )
+
+
+def _waiting(queues: Sequence[QueueStatus]) -> str:
+    count = format_count(sum(queue.ready for queue in queues))
+    return f"over {count}" if any(queue.ready_is_capped for queue in queues) else count
 
 
 def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | None) -> System:
