@@ -96,6 +96,7 @@ def test_a_row_of_a_script_is_one_line(shown):
 
 
 def test_the_doctor_has_a_table_only_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
     finding = Finding("disk", "warn", "95 % full", "delete old backups")
     for stream, expected in (
         (Tty, r"check +result\n *WARN +disk +95 % full\n +fix: delete old backups"),
