@@ -40,6 +40,8 @@ COMMAND_S: Final = 600.0
 """Longest run of a command; a busy machine needs a minute for what else takes a second."""
 UP_SAID: Final = "Headrace is up"
 """The line of `headrace up` when every role is ready, also roles without a port."""
+LOG_BYTES_MAX: Final = 10_000_000
+"""The log of `headrace up` gets a new file at a start, if it is longer; the old one is kept."""
 STOP_S: Final = 30.0
 SLOTS: Final = 6
 """Slots on a machine of up to 6 cores."""
@@ -89,6 +91,7 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.origins_log = self.folder / "origins.log"
         self.headrace_log = self.folder / "headrace.log"
+        self._log_begins_at = 0
         self.shop_log = self.folder / "shop.log"
         self.database = self.folder / "bazaar.sqlite"
         self.pictures = self.folder / "pictures"
@@ -181,7 +184,8 @@ class Stage:
             self.ports = self._choose_ports(origins=self.ports.origins)
             self._write_config()
             command = [sys.executable, "-m", "headrace", "up", "examples.bazaar.chores:app"]
-            up = await self._start(command, self.headrace_log.name)
+            self._begin_log()
+            up = await self._start(command, self.headrace_log.name, mode="ab")
             try:
                 await self._wait_ready(up, origins, stop)
             except StoppedError:
@@ -297,10 +301,21 @@ class Stage:
             return f"{self.api_url}/console"
         return made.decode().strip()
 
-    async def _start(self, program: list[str], output: str) -> asyncio.subprocess.Process:
+    def _begin_log(self) -> None:
+        """Separate the lines of this run: the console refers to those of earlier ones, too."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.headrace_log.stat().st_size > LOG_BYTES_MAX:
+                self.headrace_log.replace(self.headrace_log.with_suffix(".log.1"))
+        with self.headrace_log.open("ab") as log:
+            log.write(time.strftime("--- headrace up, %Y-%m-%d %H:%M:%S %z ---\n").encode())
+            self._log_begins_at = log.tell()
+
+    async def _start(
+        self, program: list[str], output: str, *, mode: str = "wb"
+    ) -> asyncio.subprocess.Process:
         # A session of its own: Ctrl-C reaches the demo alone, which ends things in order.
         leash = [sys.executable, "-m", "examples.bazaar.leash", str(os.getpid())]
-        with (self.folder / output).open("wb") as out:
+        with (self.folder / output).open(mode) as out:
             return await asyncio.create_subprocess_exec(
                 *leash,
                 *program,
@@ -325,13 +340,17 @@ class Stage:
         while waiting or UP_SAID not in self._log():
             if stop.is_set():
                 raise StoppedError
-            for process, log in ((up, self.headrace_log), (origins, self.folder / "origins.out")):
+            for process, log, begins_at in (
+                (up, self.headrace_log, self._log_begins_at),
+                (origins, self.folder / "origins.out", 0),
+            ):
                 if process.returncode is not None:
-                    raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
+                    text = _tail(log, begins_at)
+                    raise DemoError(f"a program ended with {process.returncode}:\n{text}")
             if time.monotonic() > deadline:
                 raise DemoError(
                     f"not ready within {READY_S:.0f} s: {waiting or dead_roles(self._log())}\n"
-                    f"{_tail(self.headrace_log)}"
+                    f"{_tail(self.headrace_log, self._log_begins_at)}"
                 )
             for url in [url for url, path in waiting.items() if await _answers(url, path)]:
                 del waiting[url]
@@ -340,7 +359,8 @@ class Stage:
             raise DemoError(f"`headrace up` is ready but made no token in {self.token_file}")
 
     def _log(self) -> str:
-        return self.headrace_log.read_text(encoding="utf-8", errors="replace")
+        """What this run of `headrace up` logged."""
+        return _text(self.headrace_log, self._log_begins_at)
 
     def _write_config(self) -> None:
         self.config.write_text(
@@ -448,6 +468,12 @@ def dead_roles(log: str) -> str:
     return f"{', '.join(sorted(names))} ended and was started again" if names else "the roles"
 
 
-def _tail(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+def _text(file: Path, begins_at: int) -> str:
+    with file.open("rb") as log:
+        log.seek(begins_at)
+        return log.read().decode(errors="replace")
+
+
+def _tail(file: Path, begins_at: int = 0) -> str:
+    lines = _text(file, begins_at).splitlines()[-15:]
     return "\n".join(["  " + line for line in lines] + [f"  (all of it: {file})"])

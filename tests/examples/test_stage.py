@@ -46,6 +46,21 @@ def test_a_role_that_ends_repeatedly_is_named():
     assert dead_roles(begun) == "the roles"
 
 
+def test_the_log_keeps_earlier_runs_and_is_bounded(stage, monkeypatch):
+    monkeypatch.setattr(staging, "LOG_BYTES_MAX", 200)
+    for number in range(2):
+        stage._begin_log()
+        with stage.headrace_log.open("ab") as log:
+            log.write(b"run %d: %s\n" % (number, b"x" * 100))
+        assert stage._log().startswith(f"run {number}: ")
+    text = stage.headrace_log.read_text()
+    assert [line[:5] for line in text.splitlines()] == ["--- h", "run 0", "--- h", "run 1"]
+    stage._begin_log()
+    assert stage._log() == ""
+    assert stage.headrace_log.with_name("headrace.log.1").read_text() == text
+    assert stage.headrace_log.read_text().count("\n") == 1
+
+
 DEMO_STUB = """#!/bin/sh
 trap 'exit "$EXIT_CODE"' INT
 echo the demo runs
