@@ -97,6 +97,7 @@ class Demo:
         try:
             self._adverts.create()
             self._records.create()
+            self._records.begin_run()
         except sqlite3.OperationalError as error:
             raise DemoError(
                 f"{self._stage.folder} has data of another version of the demo ({error}): delete"

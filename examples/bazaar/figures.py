@@ -21,8 +21,15 @@ _AVERAGED_S: Final = 4.0
 _READ_WITHIN_S: Final = 5.0
 """Figures of the API that are older are marked: they could not be read since."""
 _MB: Final = 1e6
-_NAMES: Final = {"unchanged": "requested and unchanged", "known": "known (not requested)"}
-"""How outcomes of photos are shown that differ only in whether there was a request."""
+_NAMES: Final = {
+    "unchanged": "requested and unchanged",
+    "known": "known (not requested)",
+    "waiting": "failed before (not requested)",
+}
+"""How outcomes of photos are shown that differ only in whether there was a request.
+
+Some imports skip a link that failed in an earlier one: the ledger counts its photos as failed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +174,8 @@ class Figures:
             f"       responses by status: {self._answers()}",
             f"views  {self._views()}",
             (
-                f"       {self._viewed.lists} lists read, {self._viewed.unchanged} of them"
-                " unchanged (304)"
+                f"       totals of {self._viewed.lists} lists of adverts read, each twice:"
+                f" {self._viewed.unchanged} unchanged the second time (304)"
             ),
             f"feed   {self._followed.pages} pages read, {self._feeds()}",
             f"site   {self._bought.pages} pages, {self._buys()}",
@@ -217,4 +224,6 @@ class Figures:
 
     def _answers(self) -> str:
         statuses = ", ".join(f"{status}: {n}" for status, n in sorted(self._seen.statuses.items()))
+        if self._seen.statuses[416]:
+            statuses += " (visitors request ranges past the end on purpose)"
         return statuses or "no visits yet"

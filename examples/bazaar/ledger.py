@@ -129,11 +129,7 @@ class Ledger:
         self._shown: deque[frozenset[str]] = deque(maxlen=READINGS)
 
     async def begin(self) -> None:
-        """Note what was counted before, and drop an earlier run's lines.
-
-        Raises: ServerFailedError.
-        """
-        await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": []})
+        """Note what was counted before. Raises: ServerFailedError."""
         self._done_before = (await asyncio.to_thread(self._records.errands)).done
         self._opened_before = self._adverts.opened()
         self._answered_before = self._adverts.opened(is_counted=True)
@@ -179,9 +175,11 @@ class Ledger:
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
         age_s = time.monotonic() - self._read_s
         age = f" (read {age_s:.0f} s ago)" if age_s > READ_WITHIN_S else ""
-        rows = [f"{pluralize(sent, 'record')}{age}: {lost - allowed} lost, {doubled} doubled"]
+        records = f"{pluralize(sent, 'record')}{age}"
+        rows = [f"{records}: {lost} lost, {doubled} doubled"]
         if allowed:
-            rows.append(f"{allowed} views lost with Valkey's data, as the docs state")
+            permitted = f"{pluralize(allowed, 'view')} that Empty Valkey may lose"
+            rows = [records, f"{lost - allowed} lost besides {permitted}, {doubled} doubled"]
         return [*rows, *(f"not judged yet: {text}" for text in self.open)]
 
     @property
@@ -227,8 +225,8 @@ class Ledger:
         failed = sum(int(row["failed"]) for row in rows)
         now = await asyncio.to_thread(self._records.errands)
         note = (
-            f"{now.repeated} interrupted by a crash and run again;"
-            " failed mails are retried each minute"
+            f"{now.repeated} interrupted by a crash and run again; each minute, mails that failed"
+            " at least a minute ago are retried"
         )
         self.lines["jobs"] = line_of(
             "jobs",

@@ -90,7 +90,7 @@ LASTING: Final = {"seller": "silent", "postgres": "stopped"}
 
 @get("/break")
 async def show_panel(request: Asked, shop: Given) -> Page:
-    """The buttons, the ledger and what was broken lately."""
+    """The buttons, the ledger and what was broken in this run."""
     return await _panel(request, shop, "break.html")
 
 

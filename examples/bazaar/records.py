@@ -104,6 +104,21 @@ class Records:
         with self._connection() as connection:
             connection.executescript(_SCHEMA)
 
+    def begin_run(self) -> None:
+        """Forget what an earlier run counted and broke, before anything of this one is started.
+
+        Its errands stay: the open ones are done in this run.
+        """
+        with self._connection() as connection:
+            connection.execute("DELETE FROM break")
+            connection.execute("DELETE FROM paper")
+            # Cut off by the end of the earlier run, and not by a fault of this one.
+            connection.execute("UPDATE run SET ended_at = began_at WHERE ended_at IS NULL")
+            connection.execute("UPDATE folded SET repeated = 0")
+            connection.execute(
+                "DELETE FROM effect WHERE id NOT IN (SELECT min(id) FROM effect GROUP BY uid)"
+            )
+
     def ask(self, errands: Iterable[tuple[str, str]]) -> None:
         """Note that these (uid, queue) are about to be sent."""
         rows = [(uid, queue, time.time()) for uid, queue in errands]

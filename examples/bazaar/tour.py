@@ -53,10 +53,10 @@ STEPS: Final = (
     Step(
         3,
         "Jobs that fail and recover",
-        "Mails to followers are sent within the rate limit of each provider. Some fail: open one"
-        " and read its error. A cron job retries failed mails each minute, so the list empties;"
-        " press retry to be faster. Each new advert runs a workflow: check it, add it to the"
-        " search, make small photos, announce it.",
+        "Mails to followers are sent within the rate limit of each provider. Some fail, new"
+        " ones all the time: open one and read its error. Each minute, a cron job retries those"
+        " that failed at least a minute ago; press retry to be faster. Each new advert runs a"
+        " workflow: check it, add it to the search, make small photos, announce it.",
         path="/feed",
         place="your feed",
         screen="/jobs/jobs?queue=bazaar.mail&state=failed",
@@ -77,8 +77,9 @@ STEPS: Final = (
         "Break it",
         "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger on this page"
         " shows what was lost. The console's overview lists a killed worker and a stopped"
-        " PostgreSQL under Health. A silent seller is shown under Fetch, Hosts. An emptied Valkey"
-        " is no problem there: its index of feeds is rebuilt.",
+        " PostgreSQL under Health. A silent seller is no problem there: under Fetch, Hosts, only"
+        " the next class of its host rises, from 1s to 5s and 30s. An emptied Valkey is no problem"
+        " either: its index of feeds is rebuilt.",
         path="/break",
         place="the panel",
         screen="",

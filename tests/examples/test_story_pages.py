@@ -223,6 +223,14 @@ async def test_views_that_are_missing_after_the_flush_are_lost(ledger):
     assert ledger.faults == {"views": "views: 27 lost, 0 doubled"}
 
 
+async def test_the_summary_states_permitted_losses_beside_others(ledger):
+    ledger.answers["lag"] = FLUSHED
+    assert await ledger.give_up_views(26) == 26
+    await readings(ledger)
+    verdict = "1 lost besides 26 views that Empty Valkey may lose, 0 doubled"
+    assert ledger.summary == ["30 records", verdict]
+
+
 @pytest.mark.parametrize("cause", ["a break", "an outage"])
 async def test_nothing_is_judged_while_something_is_broken(ledger, cause):
     ledger.answers["lag"] = FLUSHED
@@ -336,6 +344,34 @@ def test_a_lost_a_doubled_and_a_repeated_errand_are_seen(stores, tmp_path):
         connection.execute("INSERT INTO effect (uid, at) VALUES ('c', 0)")
     records.fold(older_than_s=-1)
     assert (records.errands().done, records.errands().doubled) == (3, 1)
+
+
+async def test_a_run_of_the_demo_counts_neither_breaks_nor_crashes_of_an_earlier_one(site, stores):
+    records = stores[1]
+    records.put_paper(PAPER, {"lines": []})
+    records.put_paper(WRONG, {"texts": ["jobs: 1 lost, 0 doubled"]})
+    now = time.time()
+    done = {"began_at": now, "ended_at": now, "recovered_at": now, "note": "107 views are lost"}
+    records.note_break(records.ask_break("valkey"), **done)
+    records.ask([(uid, "bazaar.mail") for uid in ("folded", "doubled", "open")])
+    records.accept(["folded", "doubled", "open"])
+    with sqlite3.connect(records._file) as connection:
+        for uid in ("folded", "doubled", "open"):
+            connection.execute("INSERT INTO run (uid, pid, began_at) VALUES (?, 1, 0)", (uid,))
+        connection.execute("INSERT INTO effect (uid, at) VALUES ('doubled', 0), ('doubled', 1)")
+    with records.running("folded"):
+        records.take_effect("folded")
+    records.fold(older_than_s=-1)
+    assert (records.errands().repeated, records.errands().doubled) == (1, 1)
+    records.begin_run()
+    with records.running("open"):  # again, after the end of the earlier run cut it off
+        records.take_effect("open")
+    seen = records.errands()
+    assert (seen.accepted, seen.done, seen.doubled, seen.repeated) == (3, 3, 0, 0)
+    assert records.open_runs() == {}
+    text = (await site.get("/break")).text
+    assert "Nothing in this run" in text
+    assert "107 views" not in text
 
 
 async def test_a_hanging_host_is_silent_until_its_time(tmp_path):
