@@ -127,18 +127,12 @@ def jobs_card(
     *,
     now_at: datetime,
 ) -> System:
-    """Jobs; the counts cover the whole fleet.
-
-    Waiting jobs and those in progress are counted in one read. Busy slots are those of the last
-    reports of the hosts, so their age is stated.
-    """
+    """Jobs of the whole fleet; busy slots are the hosts' last reports, so their age is stated."""
     per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
     facts = [("waiting", UNKNOWN), ("in progress", UNKNOWN), ("slots", UNKNOWN)]
     if queues.value is not None:
-        work = [queue for queue in queues.value if not queue.decisions]
-        facts[0] = ("waiting", _waiting(work))
-        if len(work) < len(queues.value):
-            people = [queue for queue in queues.value if queue.decisions]
+        facts[0] = ("waiting", _waiting([one for one in queues.value if not one.decisions]))
+        if people := [one for one in queues.value if one.decisions]:
             facts.insert(1, ("waiting for people", _waiting(people)))
         facts[-2] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
     if fleet.value is not None:
