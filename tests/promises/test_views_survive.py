@@ -328,8 +328,8 @@ async def test_a_cut_tail_costs_what_was_cut_and_not_flushed(database_url, folde
         await require_more(counted)
 
 
-async def require_more(counted):
-    counted.start(readers=0, flushers=1, sweepers=1)
+async def require_more(counted, readers=0, sweepers=1):
+    counted.start(readers=readers, flushers=1, sweepers=sweepers)
     await counted.pass_more(100)
     await counted.finish()
     await counted.require_exact()
@@ -367,10 +367,7 @@ async def test_reads_are_right_at_once_after_valkey_was_emptied(database_url, fo
         counted.forget_to(await counted.settle())
         assert server.command("FLUSHALL") == b"OK"
         await counted.hit()
-        counted.start(readers=2, flushers=1)
-        await counted.pass_more(200)
-        await counted.finish()
-        await counted.require_exact()
+        await require_more(counted, readers=2, sweepers=0)
 
 
 async def test_an_emptied_valkey_costs_what_was_not_flushed(database_url, folder):
