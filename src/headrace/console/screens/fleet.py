@@ -217,14 +217,11 @@ def _fits(row: QueueRow, state: str) -> bool:
 def _key(row: QueueRow, sort: str) -> tuple[float, str]:
     """Sort key: greatest value first, then by name."""
     queue = row.status
+    # Waiting jobs without slots rank above any load, queues of floating slots below.
+    load = float("inf") if row.load is None else row.load
     figures = {
         "name": 0.0,
-        # Waiting jobs without slots rank above any load, floating ones, which have none, below.
-        "load": -1.0
-        if row.is_floating and not row.is_behind
-        else float("inf")
-        if row.load is None
-        else row.load,
+        "load": -1.0 if row.is_floating and not row.is_behind else load,
         "importance": queue.importance,
         "waiting": queue.ready,
         "leased": queue.leased,
