@@ -153,7 +153,7 @@ def test_the_tutorial_word_for_word(terminals):
     range_answer = reported["Import the catalogue"][1]
     assert "206 Partial Content" in range_answer
     assert "bytes 0-99/" in range_answer.lower()
-    looked = reported["A page that counts"][-1]
+    looked = reported["A page that counts views"][-1]
     assert "<h1>City bike</h1><img src=" in looked
     assert "<p>views: 1</p>" in looked
     assert "<p>views: 2</p>" in looked
