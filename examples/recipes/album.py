@@ -24,7 +24,7 @@ class Photo(msgspec.Struct):
 
 @app.task("thumbnails", batch=20, retries=0)
 def make_thumbnails(photos: Batch[Photo]) -> None:
-    """Photo 13 is broken. It fails alone, in any batch."""
+    """Make thumbnails. Photo 13 is broken: only its job fails."""
     for photo in photos:
         if photo.payload.number == 13:
             photo.fail("the file is cut off")
@@ -32,12 +32,12 @@ def make_thumbnails(photos: Batch[Photo]) -> None:
 
 @app.task("albums")
 async def publish_album(album: int, group: dict[str, int]) -> None:
-    """Called once, after the last photo has ended, done or failed; the group adds `group`."""
+    """Runs once, after the last photo has ended. Headrace passes the counts as `group`."""
     print(f"album {album}: {group['done']} photos, {group['failed']} broken", flush=True)
 
 
 async def main() -> None:
-    """Thousands of members may be added while the first already run."""
+    """Add the photos to the group. The first may run before the last are added."""
     async with app.group(on_done=publish_album.job(album=1)) as group:
         await make_thumbnails.enqueue_many((Photo(1, n) for n in range(100)), group=group)
     await app.close()

@@ -1,4 +1,4 @@
-"""A buffer before an API: visitors never wait for it, and it never receives more than its limit."""
+"""A buffer before an API: visitors never wait for it, and it never receives too many requests."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def send_contact(name: str, email: str) -> None:
     except urllib.error.HTTPError as error:
         if error.code in (429, 503):
             wait_s = error.headers.get("Retry-After", "")
-            raise Retry(float(wait_s) if wait_s.isdigit() else None, "it is busy") from error
+            raise Retry(float(wait_s) if wait_s.isdigit() else None, "API is busy") from error
         if error.code < 500:
-            raise Fail(f"it refuses {email}: {error.code}") from error
+            raise Fail(f"API refuses {email}: {error.code}") from error
         raise
 
 

@@ -2,9 +2,9 @@
 
 A user is deleted, then the posts, then their comments, each table in its own queue.
 
-A step deletes a few rows and enqueues what follows in the same transaction: after a crash at any
-moment there are both or neither, so no row is forgotten. Small steps hold no lock for long, and a
-queue that hurts the database is paused or given fewer slots without stopping the others.
+A step deletes a few rows and enqueues the next steps in the same transaction: after a crash both
+exist or neither, so no row is left behind. Small steps hold locks only briefly. A queue that
+overloads the database can be paused or limited to fewer slots without stopping the others.
 """
 
 from __future__ import annotations

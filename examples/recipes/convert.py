@@ -1,7 +1,7 @@
-"""Check and convert all stored objects, at a bounded rate, in pages that survive every restart.
+"""Check and convert all stored objects, at a limited rate, and continue after every restart.
 
-One workflow per folder walks its keys in order. A page is a job: it begins after the last key of
-the page before, so a killed walk continues there. Every object costs a token of one lane.
+One workflow per folder reads its keys in order, in pages. A page is a job that begins after the
+last key of the page before, so a killed walk continues there. Every object takes a rate token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ app.limiter("store", rate="50/s", concurrency=4)
 
 @app.workflow("convert")
 async def convert_folder(ctx: WorkflowContext, folder: str) -> None:
-    """Walk a folder page by page; the recorded pages are the cursor."""
+    """Convert a folder page by page. The recorded steps are the position."""
     after: str | None = ""
     while after is not None:
         page = convert_page.job(folder=folder, after=after, lane="store")
@@ -41,7 +41,7 @@ async def convert_page(folder: str, after: str) -> str | None:
 
 
 async def convert(key: str) -> None:
-    """Convert one object. Repeating it has no effect, and an object that is done costs no token."""
+    """Convert one object. An object that is already converted is skipped and takes no token."""
     target = f"converted/{key}.gz"
     if await is_stored(target):
         return
@@ -55,7 +55,7 @@ async def convert(key: str) -> None:
 
 
 async def is_stored(key: str) -> bool:
-    """Whether the object is there."""
+    """Whether the object exists."""
     try:
         await app.media.objects.info(key)
     except ObjectUnknown:
@@ -64,7 +64,7 @@ async def is_stored(key: str) -> bool:
 
 
 async def main() -> None:
-    """Walk all folders. Repeated while a walk runs, it starts no second one."""
+    """Start a workflow for each folder that has no unfinished one."""
     for folder in FOLDERS:
         await convert_folder.enqueue(folder=folder, unique=folder)
     await app.close()

@@ -13,7 +13,7 @@ app = Headrace()
 
 @app.task("publish", retries=10, importance=1)
 async def publish(post_id: int) -> None:
-    """Show the post. It may be repeated, because it sets and does not add."""
+    """Show the post. A second run has no further effect."""
     print(f"post {post_id} is public", flush=True)
 
 
@@ -23,7 +23,7 @@ async def plan_post(post_id: int, at: datetime, tx: Transaction | None = None) -
 
 
 async def move_post(job_id: int, post_id: int, at: datetime) -> JobRef:
-    """Publish it at another time. Raises: JobNotWaiting, if its job runs or has ended."""
+    """Publish the post at another time. Raises: JobNotWaiting if its job runs or has ended."""
     async with app.engines.postgres.transaction() as tx:
         await app.jobs.cancel(job_id, tx=tx)
         return await plan_post(post_id, at, tx)

@@ -8,7 +8,7 @@ from headrace import Headrace
 
 app = Headrace()
 moderation = app.queue("moderation", decisions={"approve": "approved", "reject": "rejected"})
-"""No code handles it: moderators decide in the console, over HTTP or on the command line."""
+"""A queue without code: moderators decide in the console, over HTTP or on the command line."""
 
 
 @app.task("approved")
@@ -18,17 +18,17 @@ async def show(photo: str, author: str) -> None:
 
 
 @app.task("rejected")
-async def tell_author(photo: str, author: str) -> None:
+async def notify_author(photo: str, author: str) -> None:
     """A moderator decided to reject."""
     print(f"notify {author}: {photo} was rejected", flush=True)
 
 
 async def main() -> None:
-    """Put three photos before the moderators; new authors first."""
+    """Enqueue three photos. The one with priority 0 comes first."""
     await moderation.enqueue(photo="cat.jpg", author="ann", priority=5)
     await moderation.enqueue(photo="dog.jpg", author="bob", priority=5)
     await moderation.enqueue(photo="fish.jpg", author="carol", priority=0)
-    print("moderation has", (await app.jobs.queues.get("moderation")).ready, "photos")
+    print("photos to decide:", (await app.jobs.queues.get("moderation")).ready)
     await app.close()
 
 

@@ -31,19 +31,19 @@ def recode(photos: Batch[Photo]) -> None:
 
 
 def tonight(now: datetime) -> datetime:
-    """The next time that the night begins."""
+    """The next beginning of the night."""
     begins_at = datetime.combine(now.date(), NIGHT)
     return begins_at if begins_at > now else begins_at + timedelta(days=1)
 
 
 def for_tonight(photo_id: int) -> NewJob:
-    """A job at a random moment of the night, behind all urgent jobs."""
+    """A job at a random time of the night, after all urgent jobs of its queue."""
     at = tonight(datetime.now(UTC))
     return recode.job(Photo(photo_id), at=at, spread=SPREAD, priority=9)
 
 
 async def main() -> None:
-    """Put ten thousand photos into the night in one round trip."""
+    """Enqueue ten thousand jobs for the night, in one statement."""
     ids = await recode.enqueue_many(for_tonight(photo_id) for photo_id in range(10_000))
     print(f"{len(ids)} jobs; the first {(await ids[0].why()).text}")
     await app.close()

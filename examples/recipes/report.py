@@ -16,7 +16,7 @@ app = Headrace()
 
 @app.task("orders", batch=100)
 async def handle_order(orders: Batch[dict[str, int]]) -> None:
-    """The work that is reported on."""
+    """Handle orders. The report counts these jobs."""
 
 
 @app.cron("0 4 * * *", tz="Europe/Moscow", retries=3, timeout="10m")

@@ -28,7 +28,7 @@ def send_last_events() -> None:
 
 @app.middleware
 async def report_errors(call: Call, handle: Callable[[], Awaitable[Any]]) -> Any:
-    """Send an error and raise it again, so that Headrace retries the job as usual."""
+    """Send an exception to Sentry and raise it again, so that Headrace retries the job."""
     with sentry_sdk.isolation_scope() as scope:
         scope.set_tag("queue", call.queue)
         scope.set_tag("attempt", call.attempt)

@@ -1,4 +1,4 @@
-"""A spool before the API: packs of items are durable in a folder, sent in order, applied once."""
+"""A spool before the API: item files, durable in a folder, sent in order and applied once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKS_MAX = 10_000
 
 
 def put(items: list[dict]) -> Path:
-    """Write a pack durably; when this returns, it will be applied. One program writes a spool."""
+    """Write a pack durably, to be sent later. Only one program may write to a spool."""
     SPOOL.mkdir(exist_ok=True)
     if len(list(SPOOL.glob("*.json"))) >= PACKS_MAX:
         raise RuntimeError(f"{SPOOL} has {PACKS_MAX} packs: is its sender running?")
@@ -33,7 +33,7 @@ def put(items: list[dict]) -> Path:
 
 
 def send(path: Path) -> None:
-    """Send a pack until it is applied or refused. Its name is the key, so it is applied once."""
+    """Send a pack until it is applied or refused. Its name is the idempotency key."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     headers["Idempotency-Key"] = f"{SPOOL.resolve().name}-{path.stem}"
     while True:
@@ -50,7 +50,7 @@ def send(path: Path) -> None:
                 return
             wait_s = float(error.headers.get("Retry-After", wait_s))
         except OSError:
-            pass  # No response: sent again with the same key, it is applied once.
+            pass  # No response: send it again with the same key. It is applied only once.
         time.sleep(wait_s)
 
 

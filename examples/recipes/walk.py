@@ -1,8 +1,7 @@
 """A walk over a partner's API, page by page, within the rate that the partner allows.
 
-Each partner is a lane with limits of its own. A page's job enqueues the next page's, so a walk of a
-week survives every restart; redirects cost the partner a request each, so they are spent from the
-same lane.
+Each partner is a lane with its own limits. The job of a page enqueues the job of the next page, so
+a walk of a week survives restarts. A redirect is one more request, so it takes a token of the lane.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def get(url: str) -> tuple[int, str, bytes]:
 
 
 async def main() -> None:
-    """This partner allows five requests in two seconds; begin with the first page."""
+    """Set the limit of partner acme, five requests in two seconds, and enqueue the first page."""
     await app.jobs.lanes.set("partners", "acme", starts_max=5, window_s=2, concurrency=1)
     await walk_page.enqueue(partner="acme", url=PARTNER, lane="acme")
     await app.close()
