@@ -1,4 +1,4 @@
-"""The page docs/reference/capacity.md: measured costs, and what the systems of origin need."""
+"""The page docs/reference/capacity.md: measured costs, and what five example loads need."""
 
 from __future__ import annotations
 
@@ -53,37 +53,50 @@ TEXT: Final = """# Capacity
 
 Written by `make reference` from the record of benchmarks; do not edit.
 
-`headrace size` computes what a load needs, from the cost of each operation and its rate:
+`headrace size` computes the CPU, memory, disk and network that a load needs: the measured cost of
+each operation times its rate.
 
 ```sh
 headrace size --jobs 350M/day --peak 1.6 --jobs-per-call 10 --job-ms 400 --job-cpu-ms 20
 headrace size --hits 9k/min --totals 100k --media 100G --connections 500k --from-disk 0.3 --cores 32
 ```
 
-A rate without a unit is per second, and `/min`, `/h` and `/day` are other units. The first lines of
-the output show how each rate was read.
+A rate without a unit is per second; other units are `/min`, `/h` and `/day`. The first lines of the
+output show how each rate was read.
 
-A plan is an estimate. The costs are of one machine; your handlers, payloads, caches and disks
-change them. Measure with your own load before you buy machines, and keep half of the CPU unused at
-the peak: waiting grows fast above that.
+The result is an estimate. The costs were measured on one machine; your handlers, payloads, caches
+and disks change them. Measure with your own load before you buy machines, and plan for half of the
+CPU at the peak, because waiting times grow fast above that.
 
 ## Costs of one operation
 """
 
-NOTES: Final = """CPU of Headrace is that of the client's process, of the agent with its slots, or
-of the flusher. A call over HTTP costs `request of the API` more. Jobs leave the database when they
-end, and days replace views by hour, so neither grows it for good. Reads and writes of the database
-are operations on files: pages of a checkpoint right after the operations, and blocks of the log.
-Nothing was read from disks: all data was in memory. The append-only file is synced once a second.
-The bytes of a photo pass the network twice: from the seller's host, and to an object store that is
-not a folder; a folder syncs photos in batches. A range from the disk is a read of 256 KiB. A fill
-reads its range from the object store and writes it to the node's disk.
+NOTES: Final = """An empty cell means that the operation does not use the resource, or that its use
+was not measured. CPU of Headrace is that of the process that calls Headrace, of the agent with its
+slots (worker processes), or of the flusher. The last column is the CPU of the one process that
+answers: a media node or the API. A call over HTTP costs `request of the API` in addition.
+
+Jobs leave the database when they end, and days replace views by hour, so the database does not grow
+with their number for good. `writes of the database` and `written by the database` count operations
+on files and their bytes: blocks of the write-ahead log, and pages that a checkpoint right after the
+operations writes. PostgreSQL and Valkey read nothing from disks, because all their data was in
+memory. Valkey synced its append-only file once a second. The bytes of a photo pass the network
+twice: from the seller's host, and to the object store, unless this is a local folder; a folder
+syncs photos in batches.
+
+The ranges are requests for 256 KiB of an object of media. `by a hop`: forwarded to another node.
+`filled`: read from the object store and written to the node's disk. `from the disk`: read from the
+node's disk. `from memory`: from the page cache.
 """
 
 
 def capacity_page() -> str:
     """The page."""
-    lines = [TEXT, f"`{source()}`. CPU in microseconds, the rest in bytes or numbers.\n"]
+    units = (
+        "CPU is in microseconds; `syncs of the log` and `writes of the database` are numbers; all"
+        " other columns are bytes."
+    )
+    lines = [TEXT, f"`{source()}`. {units}\n"]
     names = list(dict.fromkeys(name for cost in costs().values() for name in cost))
     lines += [f"| operation | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
     for operation, cost in costs().items():
@@ -91,7 +104,7 @@ def capacity_page() -> str:
         lines.append(f"| {operation} | {' | '.join(cells)} |")
     lines += ["", NOTES, *_constants()]
     machine = f"{CORES} cores, {SHARE:.0%} of them used at the peak"
-    lines += [f"## The systems of origin\nMachines with {machine}.\n", _full(), ""]
+    lines += [f"## Example loads\nThe machines have {machine}.\n", _full(), ""]
     for title, load in SYSTEMS.items():
         lines += [f"### {title[0].upper()}{title[1:]}\n", *_table(load), ""]
     return "\n".join([*lines, *_simulated_day()])
@@ -100,12 +113,14 @@ def capacity_page() -> str:
 def _full() -> str:
     """What the words `server full` count."""
     return (
-        "A server is full when the load at its peak needs all of one resource of one PostgreSQL"
-        f" or one Valkey: all {CORES} cores for CPU of PostgreSQL, one core for CPU of Valkey,"
+        "The columns are the load itself, and 10 and 100 times the load. A server is full when the"
+        " load at its peak needs all of one of its resources:"
+        f" all {CORES} cores for CPU of PostgreSQL, one core for CPU of Valkey,"
         f" {DISK.value / 1e6:,.0f} MB/s of synced writes for the write-ahead log,"
-        f" {SYNCS.value:,.0f} syncs/s, and {CARD.value / 1e9:,.0f} Gbit/s for a network. Only this"
-        " page's operations are counted: no handlers, standbys, vacuum or reads from disks. The"
-        " numbers of machines use a part of the CPU alone (`--share`, 0.5), so they grow earlier."
+        f" {SYNCS.value:,.0f} syncs/s, or {CARD.value / 1e9:,.0f} Gbit/s for a network. Only the"
+        " operations of this page are counted: no handlers, standbys, vacuum or reads from disks."
+        " The numbers of machines are computed with only a part of the CPU in use (`--share`, 0.5),"
+        " so they grow before a server is full."
     )
 
 
@@ -121,7 +136,7 @@ def _constants() -> list[str]:
         for name, figures in constants().items()
         if name not in used
     ]
-    return [*lines, "", "Yours differ: compare them with your disks and cards.", ""]
+    return [*lines, "", "The disks and network cards of your machines differ: compare.", ""]
 
 
 def _table(load: Load) -> list[str]:
@@ -145,7 +160,8 @@ def _breaks(found: list[Demand]) -> list[str]:
     limited = sorted((one for one in found if one.used > 0), key=lambda one: -one.used)
     breaking = [one for one in limited if 1 / one.used <= BREAKS_AT_MOST][:BREAKS_SHOWN]
     lines = [
-        f"{number}. {one.resource}, one server full at {shown(1 / one.used)} x: {one.remedy}."
+        f"{number}. {one.resource}: one server is full at {shown(1 / one.used)} times the load."
+        f" Remedy: {one.remedy}."
         for number, one in enumerate(breaking, 1)
     ]
     spread = [one for one in found if one.amount > 0 and one.limit is None and one.remedy]
@@ -157,8 +173,13 @@ def _breaks(found: list[Demand]) -> list[str]:
     if amounts["network of media nodes"]:
         lines.append(_of_nodes(amounts))
     if not lines:
-        lines = [f"No engine is full below {BREAKS_AT_MOST:,} x."]
-    return ["What breaks first:\n", *lines, "", f"By adding machines: {also}."]
+        lines = [f"No engine is full below {BREAKS_AT_MOST:,} times the load."]
+    return [
+        "What is full first as the load grows:\n",
+        *lines,
+        "",
+        f"For the other resources add machines or processes: {also}.",
+    ]
 
 
 def _of_nodes(amounts: dict[str, float]) -> str:
@@ -166,10 +187,10 @@ def _of_nodes(amounts: dict[str, float]) -> str:
     card = CARD.value / 1e9
     cores = amounts["CPU of media nodes"] * card / amounts["network of media nodes"]
     if cores > CORES * SHARE:
-        return f"Of a media node the CPU is full first, before its card of {card:g} Gbit/s."
+        return f"Of a media node the CPU is full before its network card of {card:g} Gbit/s."
     return (
-        f"Of a media node the card is full first: {card:g} Gbit/s need {shown(cores)} cores."
-        " Take larger cards, then more nodes."
+        f"Of a media node the network card is full first: {card:g} Gbit/s need only"
+        f" {shown(cores)} cores. Use faster cards, then more nodes."
     )
 
 
@@ -188,20 +209,23 @@ def _simulated_day() -> list[str]:
         ("busy slots in the busiest hour", peak, busy["peak"]),
     ]
     fleet = (
-        f"`{document['command']}`, {document['date'][:10]}: the product's planner on a simulated"
-        f" fleet. Its {sizes['hosts']} hosts are the plan's agents, its {sizes['slots']:,} slots"
-        f" those of the plan's peak and a third more. {day['jobs'] / 1e6:.0f} million jobs, with"
-        " bursts, a backlog, and a fifth of the hosts dead for half an hour.\n"
+        f"`{document['command']}` ({document['date'][:10]}) simulates a day of the first example"
+        " load: the planner of Headrace's scheduler assigns slots on a simulated fleet."
+        f" The fleet has the {sizes['hosts']} agents of the table above, and {sizes['slots']:,}"
+        " slots, a third more than the table needs at the peak."
+        f" The day has {day['jobs'] / 1e6:.0f} million jobs, with bursts, a backlog, and a fifth of"
+        " the hosts dead for half an hour. The slots that the plan computed and that the simulation"
+        " used:\n"
     )
     result = (
-        f"99 % of the jobs of important queues waited at most {waits:g} s, and"
-        f" {day['still_waiting']} jobs waited at the end. CPU, log and network of the engines are"
-        " not simulated."
+        f"99 % of the jobs of important queues waited at most {waits:g} s. At the end"
+        f" {day['still_waiting']} jobs were waiting. CPU, log and network of the engines are not"
+        " simulated."
     )
     return [
-        "## The plan beside a simulated day\n",
+        "## The plan compared with a simulated day\n",
         fleet,
-        "| | plan | simulated |",
+        "| figure | plan | simulated |",
         "| --- | --- | --- |",
         *(f"| {name} | {plan:,.0f} | {simulated:,.0f} |" for name, plan, simulated in rows),
         "",

@@ -114,31 +114,38 @@ def page(result: Mapping[str, Any], series: Sequence[Series]) -> str:
         f" {'with the data' if one.kind.growth_max is None else f'{one.kind.growth_max:g}'} |"
         for one in series
     )
+    grown = ", ".join(one.kind.title for one in series if one.is_over) or "none"
     shown = "\n".join(f"    {line}" for line in result["summary"])
     return f"""# Endurance: hours of load with a fault every minute
 
-`make endurance HOURS=8` runs the demo with its simulated users, and breaks it every minute: it
-kills a worker, hangs a seller, empties Valkey, stops PostgreSQL for 10 s and kills the media node,
-in turns. The users verify every answer, and the ledger counts what was lost or doubled. This page
-is written by that command.
+`make endurance HOURS=8` runs [the demo](../install.md), a small classifieds site whose simulated
+users send the load, and causes a fault every minute. The faults take turns: a worker is killed, a
+seller's host hangs, Valkey is emptied, PostgreSQL is stopped for 10 s, the media node is killed.
+The users compare every answer with the expected one. A ledger compares what the users sent with
+what Headrace stored, and counts what was lost or doubled. The command writes this page.
 
-**Recorded**: {result["hours"]:.2f} of the goal of {GOAL_HOURS:g} hours, by
-`{result["command"]}` on {result["date"]}; {result["machine"]}. Of {len(result["faults"])} faults
-{len(done)} were seen to recover. Exit code of the demo: {result["exit_code"]} (0: every answer was
-right).
-Growth is the slope of a line through all samples after the first {WARM_UP_S / 60:.0f} minutes.
+**Recorded**: {result["hours"]:.2f} hours of a goal of {GOAL_HOURS:g}, by
+`{result["command"]}` on {result["date"]}; {result["machine"]}. The site recovered from
+{len(done)} of {len(result["faults"])} faults. Exit code of the demo: {result["exit_code"]}
+(0: every answer was right).
+
+Each series is measured every 10 s. Its growth is the slope of a line through all samples after the
+first {WARM_UP_S / 60:.0f} minutes, and the bound is the greatest growth per hour that is accepted.
+Series without a bound grow with the data of the site.
 
 | series | unit | first | highest | last | growth per hour | bound |
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Beyond their bound: {", ".join(one.kind.title for one in series if one.is_over) or "none"}.
-The slope of a run under an hour follows single faults and caches that still fill: it shows neither
-growth nor its absence.
+Series that grew faster than their bound: {grown}.
+In a run of less than an hour, single faults and caches that still fill decide the slope, so such a
+run shows neither that a series grows nor that it does not.
 
 ![Each series over time](endurance.svg)
 
-The demo's own summary:
+The demo of {result["date"]} printed this summary; a later demo may name some figures differently. `wrong` counts answers that differ from the
+expected ones. `allowed` counts lost views that had not been flushed to PostgreSQL when Valkey was emptied; Headrace [permits this
+loss](../views.md#what-may-be-lost).
 
 {shown}
 """
