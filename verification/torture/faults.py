@@ -46,20 +46,20 @@ def only(rooms: str, reason: str) -> dict[str, str]:
 
 
 NO_VALKEY: Final = {
-    "jobs": "jobs sends no command to Valkey",
-    "fetch": "fetch sends no command to Valkey",
+    "jobs": "the jobs room does not use Valkey",
+    "fetch": "the fetch room does not use Valkey",
     "media": "media nodes use no Valkey",
 }
 NO_POSTGRES: Final = {"media": "media nodes use no PostgreSQL"}
 NO_SLOT: Final = only("jobs fetch", "the room has no slots")
 NO_AGENT: Final = only("jobs fetch", "the room has no agent")
-NO_WORK: Final = only("jobs", "`headrace work` runs only jobs here")
+NO_WORK: Final = only("jobs", "`headrace work` runs only the jobs room on this site")
 NO_SCHEDULER: Final = only("jobs fetch", "the room has no scheduler")
 NO_FLUSHER: Final = only("views feed", "the room has no flusher")
-NO_API: Final = only("jobs views feed", "the room's clients here do not use the API")
+NO_API: Final = only("jobs views feed", "the room's test clients do not use the API")
 NO_NODE: Final = only("media", "the room has no media node")
-LACKS_COMMITS: Final = "the commits of these seconds are lost; only views writes them again"
-NO_CACHE: Final = only("media", "only media keeps files that it can replace")
+LACKS_COMMITS: Final = "lost commits stay lost, except in views, which writes them again"
+NO_CACHE: Final = only("media", "only media has a cache on disk")
 FAULTS: Final[dict[str, Fault]] = {
     "kill-slot": Fault("SIGKILL of a slot", process.storm("kill_slot"), NO_SLOT),
     "kill-agent": Fault("SIGKILL of an agent", process.storm("kill_agent"), NO_AGENT),
@@ -75,7 +75,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "stop-host": Fault(
         "SIGSTOP of a worker past its lease",
         process.storm("stop_host"),
-        only("jobs", "jobs covers it: the room's work is jobs, or it has no leases"),
+        only("jobs", "covered by jobs: the room's work is jobs, or it has no leases"),
     ),
     "stop-scheduler": Fault("SIGSTOP of a scheduler", process.stopped("scheduler"), NO_SCHEDULER),
     "stop-flusher": Fault("SIGSTOP of a flusher", process.stopped("flusher"), NO_FLUSHER),
@@ -86,7 +86,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "clock-step": Fault(
         "wall clocks of all roles step by up to a day, and back",
         load.step_clock,
-        {"media": "signed links and clocks: tests/media; nodes here serve unsigned"},
+        {"media": "these nodes serve unsigned URLs; tests/media tests clocks with signed ones"},
         needs=Needs(has_stepped_clock=True),
     ),
     "disk-full": Fault(
@@ -99,27 +99,31 @@ FAULTS: Final[dict[str, Fault]] = {
     "slow-disk": Fault(
         "each sync of the engines takes 0.2 s longer",
         disk.slow_disk,
-        {"media": "media nodes wait for no sync"},
+        {"media": "media nodes do not wait for syncs"},
         missing=disk.missing_strace,
     ),
     "torn-write": Fault(
-        "half-written pages in the cache of a killed node", disk.tear_writes, NO_CACHE
+        "a media node is killed, and pages of its cache are half written",
+        disk.tear_writes,
+        NO_CACHE,
     ),
     "read-only-disk": Fault(
         "the folder of objects becomes read-only",
         disk.refuse_writes,
-        only("fetch", "only fetch writes objects; engines and nodes have open files on their disk"),
+        only("fetch", "of the rooms on this site only fetch writes objects"),
         missing=disk.missing_mounts,
         has_mounts=True,
     ),
-    "bit-rot": Fault("flipped bits in the cache of a running node", disk.rot_bits, NO_CACHE),
+    "bit-rot": Fault(
+        "bits are flipped in the cache of a running media node", disk.rot_bits, NO_CACHE
+    ),
     "lost-fsync": Fault(
-        "SIGKILL of PostgreSQL, and its disk lost the last seconds that it had confirmed",
+        "SIGKILL of PostgreSQL; its disk lost writes of the last seconds that it had confirmed",
         disk.forget_writes,
         only("views", LACKS_COMMITS) | NO_POSTGRES,
     ),
     "network-cut": Fault(
-        "all packets to engines and bucket are lost", process.network(lambda _: BLACK_HOLE)
+        "all packets to the engines are lost", process.network(lambda _: BLACK_HOLE)
     ),
     "network-delay": Fault(
         "each request is delayed by 0.02 to 0.2 s",
@@ -130,18 +134,18 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "network-reset": Fault("connections are reset", process.network(lambda _: RESET)),
     "duplication": Fault(
-        "each writing request over HTTP arrives twice",
+        "each HTTP request that writes arrives twice",
         load.repeat_requests,
         {
-            "fetch": "its requests here do not use HTTP",
+            "fetch": "the room's test clients do not use HTTP",
             "views": "a hit without an event id counts as often as it arrives",
-            "media": "its requests only read",
+            "media": "the room's test clients only read",
         },
     ),
     "dns-loss": Fault(
         "name servers do not answer",
         load.lose_names,
-        only("fetch", "the room resolves no names of others"),
+        only("fetch", "the room resolves no names of foreign hosts"),
     ),
     "restart-postgres": Fault(
         "orderly restart of PostgreSQL", process.restarted("postgres"), NO_POSTGRES
@@ -167,10 +171,11 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "emptied-valkey": Fault("FLUSHALL of Valkey", load.empty_valkey, NO_VALKEY),
     "exhausted-connections": Fault(
-        "no free connection in either engine", load.exhaust, NO_POSTGRES
+        "PostgreSQL and Valkey have no free connection", load.exhaust, NO_POSTGRES
     ),
     "out-of-memory": Fault(
-        "SIGKILL of a backend or of a node's worker; Valkey refuses writes", load.out_of_memory
+        "SIGKILL of a PostgreSQL backend or of a media worker; Valkey refuses writes",
+        load.out_of_memory,
     ),
     "pooler-restart": Fault(
         "SIGKILL and start of PgBouncer in session mode",
@@ -180,31 +185,31 @@ FAULTS: Final[dict[str, Fault]] = {
         needs=Needs(servers=engine.pooled),
     ),
     "expired-certificate": Fault(
-        "the certificate of PostgreSQL has expired, and is replaced",
+        "the certificate of PostgreSQL has expired; later it is replaced",
         engine.expire,
-        {"media": "nodes use no PostgreSQL; theirs: tests/media/test_media_tls.py"},
+        {"media": "media nodes use no PostgreSQL; tests/media/test_media_tls.py tests their own"},
         missing=engine.missing_encrypted,
         needs=Needs(servers=engine.encrypted),
     ),
     "s3-errors": Fault(
         "the bucket answers 429, 500 or 503",
         load.fail_bucket,
-        only("media", "objects of this site are files; with S3: tests/engines"),
+        only("media", "the room stores objects in a folder on this site; tests/engines tests S3"),
     ),
     "old-and-new": Fault(
-        "roles of older code, which has the same schema, beside the present ones; some swap",
+        "some roles run older code with the same schema, and some change to the other code",
         load.swap_code,
         missing=missing_old_code,
         needs=Needs(has_old_code=True),
     ),
     "time-zone": Fault(
-        "another time zone of sessions and of a worker", load.change_time_zone, NO_POSTGRES
+        "database sessions and a worker have another time zone", load.change_time_zone, NO_POSTGRES
     ),
-    "overload": Fault("five times the clients", load.overload),
+    "overload": Fault("five times as many clients send requests", load.overload),
     "slow-clients": Fault(
-        "100 connections that send a byte at a time",
+        "100 more connections send one byte at a time",
         load.slow_clients,
-        {"fetch": "fetch serves no requests"},
+        {"fetch": "the fetch room serves no requests on this site"},
     ),
     "rolling-restart": Fault("SIGTERM and start of one role of each kind", load.rolling_restart),
 }

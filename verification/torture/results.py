@@ -181,9 +181,10 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
     runs = sum(cell.runs for cell in cells)
     broken = [cell for cell in cells if any(cell.broken)]
     summary = [
-        f"{runs} runs of {len(cells)} cells are recorded; the goal is {GOAL} runs a cell, which",
-        f"{sum(cell.runs >= GOAL for cell in cells)} cells have. {len(broken)} cells broke a",
-        f"promise. Code {', '.join(codes)}; {', '.join(dates)}; {', '.join(machines)}.",
+        f"{runs} runs of {len(cells)} cells are recorded. The goal of {GOAL} runs is reached in",
+        f"{sum(cell.runs >= GOAL for cell in cells)} cells. {len(broken)} cells broke a promise.",
+        f"Versions of the code (a hash of `src`): {', '.join(codes)}; {', '.join(dates)};",
+        f"{', '.join(machines)}.",
     ]
     rows = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
     rows += [cell.row() for cell in cells]
@@ -192,7 +193,7 @@ def page_of(records: Mapping[str, dict[str, Any]]) -> str:
         f"| {name} | {fault.text} | {shown_runs(fault, records.get(name))} |"
         for name, fault in FAULTS.items()
     ]
-    left = ["| fault | room | reason |", "| --- | --- | --- |"]
+    left = ["| fault | rooms | reason |", "| --- | --- | --- |"]
     for name, fault in FAULTS.items():
         reasons: dict[str, list[str]] = {}
         for room, reason in fault.without.items():
