@@ -75,7 +75,7 @@ def _versions(runs: Iterable[Record]) -> str:
             pinned = f", pinned {run['pinned']}" if run["pinned"] else f", commit {run['commit']}"
             found[run["system"]] = f"`{run['version']}`{pinned}"
     return _lines(
-        ("system", "version by the adapter and by the harness"),
+        ("system", "version that its adapter reports, and version that the harness pins"),
         [(system, found[system]) for system in checkout.SYSTEMS if system in found],
     )
 

@@ -143,9 +143,10 @@ run shows neither that a series grows nor that it does not.
 
 ![Each series over time](endurance.svg)
 
-The demo of {result["date"]} printed this summary; a later demo may name some figures differently. `wrong` counts answers that differ from the
-expected ones. `allowed` counts lost views that had not been flushed to PostgreSQL when Valkey was emptied; Headrace [permits this
-loss](../views.md#what-may-be-lost).
+The demo of {result["date"]} printed this summary; a later demo may name some figures differently.
+`wrong` counts answers that differ from the expected ones. `allowed` counts lost views that had not
+been flushed to PostgreSQL when Valkey was emptied; Headrace
+[permits this loss](../views.md#what-may-be-lost).
 
 {shown}
 """
