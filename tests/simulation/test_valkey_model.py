@@ -174,7 +174,8 @@ class ViewsCalls:
             totals = [(rest[1], rest[2])]
             return await store.fill(0, through=through, corrections=99, totals=totals)
         if verb == "init":
-            return await store.init(0, through=through, corrections=0, shards=1)
+            start = await store.start(0)
+            return await store.init(0, start=start, through=through, corrections=0, shards=1)
         if verb == "pending":
             found = await store.pending(0, through=through, entries_max=50)
             rows = [(self._number(entry), hits) for entry, hits in found.rows]

@@ -39,6 +39,7 @@ aof_pending_bio_fsync:{syncing}\r
 aof_current_size:{written}\r
 aof_buffer_length:{unwritten}\r
 connected_slaves:{replicas}\r
+master_replid2:0000000000000000000000000000000000000000\r
 """
 
 

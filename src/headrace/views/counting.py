@@ -88,6 +88,7 @@ class Shards:
 
         Raises: NotCounting.
         """
+        start = await self._valkey.start(shard)
         try:
             state = await self._breaker.call(
                 lambda: store.find_shard(self._postgres, shard), wait_s=SET_UP_S
@@ -95,7 +96,11 @@ class Shards:
         except Unavailable as error:
             raise NotCounting from error
         await self._valkey.init(
-            shard, through=state.through, corrections=state.corrections, shards=self.count
+            shard,
+            start=start,
+            through=state.through,
+            corrections=state.corrections,
+            shards=self.count,
         )
         self._raise_floor(shard, state.through)
 

@@ -257,15 +257,17 @@ class ShardFlush:
 
     async def _repair(self) -> None:
         """Repair a stream without its anchor: reload the offset, then set the stream up again."""
+        start = await self._valkey.start(self.shard)
         await self.reload()
         state = await self._valkey.init(
             self.shard,
+            start=start,
             through=self.through,
             corrections=self._corrections,
             shards=self._shards,
         )
         self._gap_after = self.through if state == "gap" else ""
-        if state == "ok" or self.through == START:
+        if state in ("ok", "restarted") or self.through == START:
             return
         dropped = await self._valkey.drop_totals([self.shard])
         await self._valkey.note_repaired(self.shard)

@@ -189,12 +189,20 @@ class ValkeyStore:
         state, filled = await self._call("headrace_views_fill_v1", shard, arguments)
         return filled.decode().split(",") if state == b"ok" else None
 
-    async def init(self, shard: int, *, through: str, corrections: int, shards: int) -> str:
+    async def start(self, shard: int) -> str:
+        """The start or promotion of the shard's server, to be read before `init`'s offset."""
+        reply = await self._call("headrace_views_start_v1", shard, [], keys="q", reads=True)
+        return str(reply.decode())
+
+    async def init(
+        self, shard: int, *, start: str, through: str, corrections: int, shards: int
+    ) -> str:
         """Set up a shard at PostgreSQL's offset: `ok`, `raised` or `gap`. Idempotent.
 
-        After a loss the state remains until `note_repaired`.
+        `restarted`: nothing was done, because the server started or was promoted after `start`.
+        `raised` and `gap` are returned until `note_repaired`, except of an empty server.
         """
-        arguments = [through, corrections, shards]
+        arguments = [through, corrections, shards, start]
         return str((await self._call("headrace_views_init_v1", shard, arguments)).decode())
 
     async def note_repaired(self, shard: int) -> None:

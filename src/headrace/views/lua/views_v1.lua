@@ -38,10 +38,12 @@ local HIT = '^([^*/!=+]+)%*?(%d*)/?(%a?)([^!=]*)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 local PENDING_BYTES, PENDING_STEP = 524288, 64
 
--- Streams that were set up at PostgreSQL's offset since this server started or was promoted. The
--- server may have lost the end of the others. If its clock is behind, too, new ids are below the
--- offset, and a flush skips them. So only these streams are counted to.
-local is_set_up = {}
+-- Streams that were set up at PostgreSQL's offset since this server started or was promoted, with
+-- that promotion. The server may have lost the end of the others. If its clock is behind, too, new
+-- ids are below the offset, and a flush skips them. So only these streams are counted to.
+-- The table is empty after a start, and on a replica that received a full copy. A primary that was
+-- demoted and lacked nothing keeps it, also if it loses writes before it is promoted again.
+local set_up_in = {}
 
 local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
 local NAME_MAX, VIEWS_MAX, HITS_MAX = 128, 1000000, 1000
@@ -225,13 +227,25 @@ local function drop_flushed_notes(stream, mark, through)
   end
 end
 
+-- What INFO reports of the append-only file and of replication.
+local function read_info()
+  return redis.call('INFO', 'persistence', 'replication')
+end
+
+-- The promotion since which this server is a primary: the replication id before it. It also changes
+-- an hour after the last replica left; then streams are set up once more.
+local function promotion_in(info)
+  return string.match(info, 'master_replid2:(%x+)')
+end
+
+local function run_id()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+end
+
 -- The run id of this server if it may answer before it writes to its append-only file, else ''.
 -- With appendfsync everysec Valkey does so while a background sync runs.
-local function unwritten_on()
-  if string.find(redis.call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then
-    return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  end
-  return ''
+local function unwritten_on(info)
+  return string.find(info, 'aof_pending_bio_fsync:[1-9]') and run_id() or ''
 end
 
 local function note_viewer(base, day, id, viewer)
@@ -254,7 +268,7 @@ local function add_entry(stream, floor, line)
 end
 
 -- Count hits with events, viewers, weights or classes.
-local function hit_marked(stream, floor, offset_s, line)
+local function hit_marked(stream, info, floor, offset_s, line)
   local base, kept = base_of(stream), {}
   local hits, bad = read_hits(line)
   if bad then
@@ -301,7 +315,7 @@ local function hit_marked(stream, floor, offset_s, line)
     end
   end
   note_views(base, entry, uncached)
-  return {entry, table.concat(totals, ','), unwritten_on()}
+  return {entry, table.concat(totals, ','), unwritten_on(info)}
 end
 
 -- Plain hits with their cached totals: distinct ids, their keys and values, and for each hit the
@@ -378,12 +392,12 @@ end
 -- one HMGET and HSET more.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
-  local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
-  if not is_set_up[stream] then
+  local floor, offset_s, info = args[2] or '0', tonumber(args[3] or '0'), read_info()
+  if set_up_in[stream] ~= promotion_in(info) then
     return {false, '', ''}
   end
   if string.find(line, '[*/!=+]') then
-    return hit_marked(stream, floor, offset_s, line)
+    return hit_marked(stream, info, floor, offset_s, line)
   end
   local plain = plain_hits(stream, line)
   if plain.error then
@@ -393,7 +407,7 @@ local function hit(keys, args)
   if not entry then
     return {false, '', ''}
   end
-  return {entry, raise_all(base_of(stream), entry, plain), unwritten_on()}
+  return {entry, raise_all(base_of(stream), entry, plain), unwritten_on(info)}
 end
 
 -- Add the human views of one entry to the entities in `found`.
@@ -525,20 +539,36 @@ local function anchor(stream, through)
   return 'gap'
 end
 
+-- What changes with each start and promotion of this server.
+local function start_of(info)
+  return run_id() .. ' ' .. promotion_in(info)
+end
+
+-- headrace_views_start_v1: the start or promotion since which this server is a primary. Read-only.
+local function start()
+  return start_of(read_info())
+end
+
 -- headrace_views_init_v1: set up a shard at PostgreSQL's offset.
--- KEYS[2]: m. ARGV: offset, corrections, shards.
--- Reply: ok (the entry at the offset exists), raised (the stream ended before the offset; new ids
--- are higher now) or gap (the entry is missing, but later entries exist). Raised and gap are
--- returned until the field `broken` of m is deleted.
+-- KEYS[2]: m. ARGV: offset, corrections, shards; the reply of headrace_views_start_v1 that was read
+-- before the offset.
+-- Reply: restarted (nothing was done: the offset may be too old for this start), ok (the entry at
+-- the offset exists), raised (the stream ended before the offset; new ids are higher now) or gap
+-- (the entry is missing, but later entries exist). Raised and gap are also stored in the field
+-- `broken` of m and returned until it is deleted. An empty server stores none: it has no totals to
+-- repair, so the next reply is ok.
 local function init(keys, args)
-  local stream, mark, through = keys[1], keys[2], args[1]
+  local stream, mark, through, info = keys[1], keys[2], args[1], read_info()
+  if start_of(info) ~= args[4] then
+    return 'restarted'
+  end
   -- An empty server has no cached totals to drop; those of hits since then are right.
   local was_empty = redis.call('EXISTS', mark) == 0
   redis.call('HSET', mark, 'through', through, 'shards', args[3])
   redis.call('HSETNX', mark, 'noted_from', last_of(stream))
   redis.call('HSETNX', mark, 'applied', args[2])
   note_corrections(mark, args[2])
-  is_set_up[stream] = true
+  set_up_in[stream] = promotion_in(info)
   local state = anchor(stream, through)
   if state ~= 'ok' and through ~= START and not was_empty then
     redis.call('HSET', mark, 'broken', state)
@@ -553,7 +583,8 @@ end
 -- and hits, alternating.
 local function pending(keys, args)
   local last = redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
-  local is_sound = is_set_up[keys[1]] and not redis.call('HGET', base_of(keys[1]) .. 'm', 'broken')
+  local is_sound = set_up_in[keys[1]] == promotion_in(read_info())
+    and not redis.call('HGET', base_of(keys[1]) .. 'm', 'broken')
   local reply = {0, last and last[1] or '', 1}
   local from, entries_left, bytes_left = args[1], args[3] + 1, PENDING_BYTES
   while entries_left > 0 and bytes_left > 0 do
@@ -732,6 +763,7 @@ end
 
 register('headrace_views_hit_v1', hit)
 register('headrace_views_fill_v1', fill)
+register('headrace_views_start_v1', start, 'no-writes')
 register('headrace_views_init_v1', init, 'allow-oom')
 register('headrace_views_pending_v1', pending, 'no-writes')
 register('headrace_views_lag_v1', lag, 'no-writes')
