@@ -18,6 +18,7 @@ from tests.kit.storm.room_views import CountedViews
 from tests.kit.waiting import wait_true
 
 from headrace.kernel.errors import Unavailable
+from headrace.views.worker import Flusher
 
 pytestmark = pytest.mark.slow
 HOUR_MS = 3_600_000
@@ -168,6 +169,32 @@ async def test_a_cut_tail_that_postgres_had_counted_is_detected(database_url, fo
         await restart(counted, server)
         for _ in range(20):
             await counted.hit()
+        await counted.require_exact()
+
+
+async def test_entries_read_before_a_loss_are_not_flushed_after_it(database_url, folder):
+    """A flusher read them, Valkey lost them, and a hit set up each shard before the commit.
+
+    With the clock behind, new entries get lower ids: a flush of the lost ones would skip them.
+    """
+    async with counted_on(database_url, folder) as (counted, server):
+        idle = counted.new_views()
+        await counted.hit(idle.hits)
+        await counted.settle()
+        size = server.file_bytes()
+        move_ids_ahead(server)
+        await counted.views.hits([f"lost:{number}" for number in range(50)])
+        flusher = Flusher(counted.engines, counted.config, name="slow")
+        await flusher._lease()
+        held = [(shard, await shard.read()) for shard in flusher._shards.values()]
+        server.kill()
+        server.cut_tail(at=size)
+        await restart(counted, server)
+        for _ in range(20):
+            assert await counted.hit(idle.hits)
+        for shard, batch in held:
+            assert batch is not None
+            await shard.write(batch)
         await counted.require_exact()
 
 

@@ -52,6 +52,7 @@ VIEWS_CALLS = st.one_of(
     st.tuples(st.just("flush"), st.integers(0, 1), st.integers(0, 1), batches),
     st.tuples(st.just("corrections"), st.integers(0, 3), st.integers(1, 3)),
     st.tuples(st.just("drop_corrections"), st.integers(0, 3)),
+    st.tuples(st.just("set_up"), st.integers(0, 1), st.booleans()),
     st.tuples(st.just("lease"), st.sampled_from(["f1", "f2"])),
     st.tuples(st.just("leave"), st.sampled_from(["f1", "f2"])),
     st.tuples(st.just("fill"), st.lists(entities, unique=True)),
@@ -65,22 +66,36 @@ VIEWS_CALLS = st.one_of(
 
 
 class ViewsCalls:
-    """Calls of the store of views; a flush starts at the offset or at another one."""
+    """Calls of the store of views; a flush starts at the offset or at another one.
+
+    The set-up of its shard may be unknown to it.
+    """
 
     def __init__(self, runner):
-        self._runner, self._ends = runner, {0: 1, 1: 1}
+        self._runner, self._ends, self._setups = runner, {0: 1, 1: 1}, {0: 0, 1: 0}
 
-    async def __call__(self, verb, *rest):  # noqa: PLR0911 - a result per call
+    async def __call__(self, verb, *rest):  # noqa: C901, PLR0911 - a result per call
         runner = self._runner
         await views_store.ensure_shards(runner, 2)
         if verb == "flush":
             shard, off, rows = rest
             end = self._ends[shard]
             dead = await views_store.flush(
-                runner, shard, from_id=f"0-{end + off}", to_id=f"0-{end + 1}", counts=rows
+                runner,
+                shard,
+                setups=self._setups[shard],
+                from_id=f"0-{end + off}",
+                to_id=f"0-{end + 1}",
+                counts=rows,
             )
             self._ends[shard] += dead is not None
             return sorted(dead) if dead is not None else None
+        if verb == "set_up":
+            shard, is_noted = rest
+            found = await views_store.begin_set_up(runner, shard)
+            if is_noted:
+                self._setups[shard] = found.setups
+            return found
         if verb == "lease":
             return sorted(await views_store.lease_shards(runner, rest[0], lease_s=A_DAY_S), key=str)
         if verb == "leave":

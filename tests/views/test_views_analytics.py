@@ -42,7 +42,12 @@ def count(postgres):
             to_id = f"{max(10**12, int(state.through.partition('-')[0])) + 1}-0"
             counts = [Count(entity, traffic, hour_of(moment), views)]
             dead = await views_store.flush(
-                postgres, state.shard, from_id=state.through, to_id=to_id, counts=counts
+                postgres,
+                state.shard,
+                setups=state.setups,
+                from_id=state.through,
+                to_id=to_id,
+                counts=counts,
             )
             assert dead == []
 

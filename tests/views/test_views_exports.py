@@ -92,7 +92,12 @@ async def test_commits_out_of_order_are_read_once(views, flusher, postgres, sql)
         to_id = f"{10**12 + number}-0"
         counts = [Count(entity, 0, int(HOUR.timestamp()) // 3600, number)]
         await views_store.flush(
-            runner, state.shard, from_id=state.through, to_id=to_id, counts=counts
+            runner,
+            state.shard,
+            setups=state.setups,
+            from_id=state.through,
+            to_id=to_id,
+            counts=counts,
         )
 
     async with postgres.transaction() as tx:

@@ -213,6 +213,7 @@ class ViewsMachine(RuleBasedStateMachine):
             written = shard_store.flush(
                 self.engines.postgres,
                 state.shard,
+                setups=state.setups,
                 from_id=through,
                 to_id=batch.through,
                 counts=counts,
@@ -241,6 +242,7 @@ class ViewsMachine(RuleBasedStateMachine):
                     shard_store.flush(
                         self.engines.postgres,
                         shard.shard,
+                        setups=shard.setups,
                         from_id=shard.through,
                         to_id=batch.through,
                         counts=batch.counts(),

@@ -20,6 +20,7 @@ class ShardRow:
 
     through: str = START
     corrections: int = 0
+    setups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class ViewsTables:
             (SQL.ensure_shards, self._ensure_shards),
             (SQL.shards, self._all_shards),
             (SQL.shard, self._shard),
+            (SQL.begin_set_up, self._begin_set_up),
             (SQL.lease_shards, self._lease),
             (SQL.leave_shards, self._leave),
             (SQL.flush, self._flush),
@@ -103,7 +105,14 @@ class ViewsTables:
 
     def _shard(self, shard: int) -> list[Row]:
         row = self.shards.get(shard)
-        return [] if row is None else [{"through": row.through, "corrections": row.corrections}]
+        return [] if row is None else [_shard_fields(shard, row)]
+
+    def _begin_set_up(self, shard: int) -> list[Row]:
+        self.shards.lock(shard)
+        row = self.shards.get(shard)
+        if row is not None:
+            self.shards.put(shard, replace(row, setups=row.setups + 1))
+        return self._shard(shard)
 
     def _lease(self, name: str, lease_s: float) -> list[Row]:
         self._model.lock_advisory("views_flusher")
@@ -145,6 +154,7 @@ class ViewsTables:
     def _flush(  # noqa: PLR0917 - of the query
         self,
         shard: int,
+        setups: int,
         from_id: str,
         to_id: str,
         ids: Sequence[str],
@@ -155,7 +165,7 @@ class ViewsTables:
         # An update waits for the row and then reads it as committed.
         self.shards.lock(shard)
         row = self.shards.get(shard)
-        if row is None or row.through != from_id:
+        if row is None or (row.through, row.setups) != (from_id, setups):
             return [{"dead": None}]
         self.shards.put(shard, replace(row, through=to_id))
         now, dead = self._model.now(), []
@@ -184,8 +194,10 @@ class ViewsTables:
             row, stone = self.shards.get(shard), self.tombstones.get(entity)
             if row is not None:
                 found.append(
-                    _shard_fields(shard, row)
-                    | {
+                    {
+                        "shard": shard,
+                        "through": row.through,
+                        "corrections": row.corrections,
                         "id": entity,
                         "total": self.totals.get((entity, 0)) or 0,
                         "is_deleted": stone is not None and stone.until_at > now,
@@ -318,4 +330,9 @@ class ViewsTables:
 
 
 def _shard_fields(shard: int, row: Any) -> Row:
-    return {"shard": shard, "through": row.through, "corrections": row.corrections}
+    return {
+        "shard": shard,
+        "through": row.through,
+        "setups": row.setups,
+        "corrections": row.corrections,
+    }

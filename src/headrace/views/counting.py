@@ -68,6 +68,7 @@ class Shards:
         self._valkey = valkey
         self._breaker = breaker
         self._opening: SingleFlight[None, None] = SingleFlight()
+        self._set_ups: SingleFlight[int, None] = SingleFlight()
 
     async def ready(self) -> None:
         """Check the configured number of shards once, before the first use.
@@ -86,12 +87,21 @@ class Shards:
     async def set_up(self, shard: int) -> None:
         """Set up a shard at its offset in a Valkey that started or is empty.
 
-        Raises: NotCounting.
+        Concurrent callers share one set-up, because each one may interrupt a flush. Raises:
+        NotCounting.
         """
+        await self._set_ups.call(shard, lambda: self._set_up(shard))
+
+    def note_entry(self, shard: int, entry_id: str) -> None:
+        """Record the id of a new entry."""
+        ms = entry_id.partition("-")[0]
+        self.floors_ms[shard] = max(self.floors_ms[shard], ms)
+
+    async def _set_up(self, shard: int) -> None:
         start = await self._valkey.start(shard)
         try:
             state = await self._breaker.call(
-                lambda: store.find_shard(self._postgres, shard), wait_s=SET_UP_S
+                lambda: store.begin_set_up(self._postgres, shard), wait_s=SET_UP_S
             )
         except Unavailable as error:
             raise NotCounting from error
@@ -103,11 +113,6 @@ class Shards:
             shards=self.count,
         )
         self._raise_floor(shard, state.through)
-
-    def note_entry(self, shard: int, entry_id: str) -> None:
-        """Record the id of a new entry."""
-        ms = entry_id.partition("-")[0]
-        self.floors_ms[shard] = max(self.floors_ms[shard], ms)
 
     async def _open(self) -> None:
         try:

@@ -7,7 +7,8 @@
 The offset is the id of the last counted entry, and it moves in the transaction that counts. After
 any crash the next flush starts at the offset, so there is no list of work in progress and nothing
 to repair. Two flushers of one shard read the same entries, and one of them finds the offset moved.
-That one must not trim, because the entries it read may not be counted.
+That one must not trim, because the entries it read may not be counted. A set-up of the stream makes
+running flushes fail in the same way: Valkey may have lost the entries that they read.
 
 **Synced entries only.** PostgreSQL must not count an entry that Valkey can still lose. With
 `appendfsync everysec` an entry is counted 2.2 s after this process first saw it. With replicas it
@@ -142,6 +143,7 @@ class ShardFlush:
         self.shard = state.shard
         self._shards = shards
         self.through = state.through
+        self.setups = state.setups
         self._corrections = state.corrections
         self._postgres = postgres
         self._valkey = valkey
@@ -166,7 +168,6 @@ class ShardFlush:
         upto = self._synced_through(min_age_s)
         pending = await self._read_part(self.through, upto)
         if not pending.has_anchor and not (self._gap_after == self.through and pending.last):
-            self._seen.clear()
             await self._repair()
             upto = self._synced_through(min_age_s)
             pending = await self._read_part(self.through, upto)
@@ -182,12 +183,13 @@ class ShardFlush:
         return batch if batch.through != self.through else None
 
     async def write(self, batch: FlushBatch) -> int:
-        """Count a batch once. Return its rows; 0 after a race, which another flusher won."""
+        """Count a batch once. Return its rows; 0 if another flusher or a set-up was first."""
         counts = await self._with_numbers(batch.counts())
         crash_point("views.aggregated")
         dead = await store.flush(
             self._postgres,
             self.shard,
+            setups=self.setups,
             from_id=self.through,
             to_id=batch.through,
             counts=counts,
@@ -227,10 +229,17 @@ class ShardFlush:
 
     async def reload(self) -> None:
         """Read the offset again: another flusher moved it, or PostgreSQL failed over."""
-        state = await store.find_shard(self._postgres, self.shard)
+        self._load(await store.find_shard(self._postgres, self.shard))
+
+    def _load(self, state: store.Shard) -> None:
         if state.through != self.through:
             self._flushed.clear()
-        self.through, self._corrections = state.through, state.corrections
+        if state.setups != self.setups:
+            # New entries may have the ids of lost ones, which were synced.
+            self._seen.clear()
+            self._bound = state.through
+        self.through, self.setups = state.through, state.setups
+        self._corrections = state.corrections
 
     def _synced_through(self, min_age_s: float) -> str:
         """The last entry that existed `min_age_s` ago."""
@@ -258,7 +267,7 @@ class ShardFlush:
     async def _repair(self) -> None:
         """Repair a stream without its anchor: reload the offset, then set the stream up again."""
         start = await self._valkey.start(self.shard)
-        await self.reload()
+        self._load(await store.begin_set_up(self._postgres, self.shard))
         state = await self._valkey.init(
             self.shard,
             start=start,

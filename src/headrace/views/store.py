@@ -45,6 +45,8 @@ class Shard:
 
     shard: int
     through: str
+    setups: int
+    """How often the stream was set up in Valkey."""
     corrections: int
     flusher: str | None = None
 
@@ -90,8 +92,16 @@ async def all_shards(runner: Runner) -> list[Shard]:
 
 async def find_shard(runner: Runner, shard: int) -> Shard:
     """One shard; a missing row means that it was never flushed."""
-    row = await runner.one(SQL.shard, shard=shard)
-    return Shard(shard, row["through"], row["corrections"]) if row else Shard(shard, START, 0)
+    return _shard(shard, await runner.one(SQL.shard, shard=shard))
+
+
+async def begin_set_up(runner: Runner, shard: int) -> Shard:
+    """The shard, to be set up in Valkey. Flushes of entries that were read before do nothing."""
+    return _shard(shard, await runner.one(SQL.begin_set_up, shard=shard))
+
+
+def _shard(shard: int, row: Row | None) -> Shard:
+    return Shard(**dict(row)) if row else Shard(shard, START, setups=0, corrections=0)
 
 
 async def lease_shards(runner: Runner, name: str, *, lease_s: float) -> list[Shard]:
@@ -109,6 +119,7 @@ async def flush(
     runner: Runner,
     shard: int,
     *,
+    setups: int,
     from_id: str,
     to_id: str,
     counts: Sequence[Count],
@@ -119,7 +130,7 @@ async def flush(
     `numbers` are those of all counters in `counts`.
 
     Return the deleted entities, whose views were dropped. None: another flusher moved the offset
-    first, and nothing was done.
+    first, or the stream was set up since `setups` was read. Nothing was done.
     """
     columns = zip(*counts, strict=True) if counts else ((), (), (), (), ())
     ids, classes, hours, views, counters = columns
@@ -127,6 +138,7 @@ async def flush(
     dead: list[str] | None = await runner.value(
         SQL.flush,
         shard=shard,
+        setups=setups,
         from_id=from_id,
         to_id=to_id,
         ids=ids,

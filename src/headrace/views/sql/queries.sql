@@ -4,26 +4,33 @@ SELECT headrace.ensure_view_shards_v1(:shards::integer);
 
 -- name: shards
 -- Offset, corrections and current flusher of every shard.
-SELECT s.shard, s.through, s.corrections,
+SELECT s.shard, s.through, s.setups, s.corrections,
     CASE WHEN now() BETWEEN l.renewed_at AND l.expires_at THEN l.flusher END AS flusher
 FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard) ORDER BY s.shard;
 
 -- name: shard
 -- Offset and corrections of one shard.
-SELECT through, corrections FROM headrace.views_shard WHERE shard = :shard;
+SELECT shard, through, setups, corrections FROM headrace.views_shard WHERE shard = :shard;
+
+-- name: begin_set_up
+-- Make all flushes of entries that were read before do nothing. Return the shard.
+UPDATE headrace.views_shard SET setups = setups + 1 WHERE shard = :shard
+RETURNING shard, through, setups, corrections;
 
 -- name: lease_shards
 -- Renew a flusher. Return its shards with their offsets.
-SELECT shard, through, corrections FROM headrace.lease_view_shards_v1(:name::text, :lease_s);
+SELECT shard, through, setups, corrections
+FROM headrace.lease_view_shards_v1(:name::text, :lease_s);
 
 -- name: leave_shards
 -- Release a flusher's shards.
 SELECT headrace.leave_view_shards_v1(:name::text);
 
 -- name: flush
--- Count a part of a stream and move the offset. NULL: another flusher moved the offset first.
+-- Count a part of a stream and move the offset. NULL: another flusher moved the offset first, or
+-- the stream was set up since it was read.
 SELECT headrace.flush_views_v1(
-    :shard::integer, :from_id::text, :to_id::text,
+    :shard::integer, :setups::bigint, :from_id::text, :to_id::text,
     :ids::text[], :classes::smallint[], :hours::timestamptz[], :views::bigint[]);
 
 -- name: write_uniques

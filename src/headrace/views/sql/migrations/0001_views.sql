@@ -2,10 +2,12 @@
 
 -- `through`: id of the last stream entry counted here. It moves in the transaction that counts.
 -- Every change of a shard's counts locks this row. `corrections` is the number of the last deletion
--- or move between classes, `changes` counts the rows of views_change.
+-- or move between classes, `changes` counts the rows of views_change, `setups` counts how often the
+-- stream was set up in Valkey.
 CREATE TABLE headrace.views_shard (
     shard integer PRIMARY KEY,
     through text NOT NULL DEFAULT '0-1',
+    setups bigint NOT NULL DEFAULT 0,
     corrections bigint NOT NULL DEFAULT 0,
     changes bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
@@ -110,7 +112,8 @@ END $$;
 
 -- Renew a flusher and assign its share of the shards: those it owns, then free or expired ones.
 CREATE FUNCTION headrace.lease_view_shards_v1(p_name text, p_lease_s double precision)
-RETURNS TABLE (shard integer, through text, corrections bigint) LANGUAGE plpgsql AS $$
+RETURNS TABLE (shard integer, through text, setups bigint, corrections bigint)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz;
@@ -139,7 +142,7 @@ BEGIN
         WHERE k.flusher = p_name OR k.flusher IS NULL
             OR v_now NOT BETWEEN k.renewed_at AND k.expires_at
         ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
-    RETURN QUERY SELECT s.shard, s.through, s.corrections
+    RETURN QUERY SELECT s.shard, s.through, s.setups, s.corrections
         FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard)
         WHERE l.flusher = p_name;
 END $$;
@@ -152,10 +155,11 @@ CREATE FUNCTION headrace.leave_view_shards_v1(p_name text) RETURNS void LANGUAGE
 $$;
 
 -- Count the stream entries after p_from up to and including p_to, and move the offset.
--- NULL: the offset is no longer p_from, and nothing was done.
+-- NULL: the offset is no longer p_from, or the stream was set up since p_setups was read, which was
+-- before the entries. Nothing was done: Valkey may have lost them and given their ids again.
 -- Otherwise: the deleted entities among p_ids, whose views were dropped.
 CREATE FUNCTION headrace.flush_views_v1(
-    p_shard integer, p_from text, p_to text,
+    p_shard integer, p_setups bigint, p_from text, p_to text,
     p_ids text[], p_classes smallint[], p_hours timestamptz[], p_views bigint[]
 ) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -163,7 +167,7 @@ DECLARE
     v_history record;
 BEGIN
     UPDATE headrace.views_shard s SET through = p_to
-    WHERE s.shard = p_shard AND s.through = p_from;
+    WHERE s.shard = p_shard AND s.through = p_from AND s.setups = p_setups;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
