@@ -4,12 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 DEMO_SET_UP := $(VENV)/.set-up-demo
-SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
+SHORT_TESTS := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
   tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_bisect.py \
   tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_dns.py tests/views/test_views_counting.py \
   tests/feed/test_feed_pages.py tests/media/test_node_processes.py tests/media/test_media_serving.py
 COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 PEERS_SET_UP := .venv-bench/.set-up
+
+# A misspelled variable would be ignored.
+VARIABLES := PYTHON VENV SECONDS PORT FOLDER CHURN_S ROOM SEED CPU_S FUZZ_S FUZZ_SEED ONLY FAULT RUNS MINUTES HOURS \
+  QUICK HARNESS CELLS SYSTEMS SHORT GALLERY BIN SET_UP DEMO_SET_UP SHELL
+SPACE := $() $()
+UNKNOWN := $(filter-out $(addsuffix =%,$(VARIABLES)),$(subst \$(SPACE),_,$(MAKEOVERRIDES)))
+$(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): `make` shows the variables of each target))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test short check format lint types layers soak fuzz planted torture simulate endurance bench outside lock reference docs screenshots gallery clean
@@ -26,7 +33,7 @@ test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest
 
 short: $(SET_UP) ## Run a short suite, for another Python (PYTHON=python3.13 VENV=.venv-short)
-	$(BIN)/python -m pytest $(SHORT)
+	$(BIN)/python -m pytest $(SHORT_TESTS)
 
 check: lint types layers test ## Format, lint, types, layers and tests: what must be green before a commit
 

@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from examples.bazaar import demo
@@ -143,6 +144,27 @@ def test_make_passes_the_folder_and_its_own_name(tmp_path):
         ["make", "-C", ROOT, "demo", *given], check=True, capture_output=True, text=True, timeout=60
     )
     assert "make: -m examples.bazaar.demo --folder other data\n" in made.stdout
+
+
+def test_make_refuses_a_variable_that_no_target_reads():
+    make = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=60)
+    misspelled = make(["make", "-n", "-C", ROOT, "demo", "SECOND=5"])
+    assert misspelled.returncode == 2
+    assert "unknown variable SECOND=5: `make` shows the variables" in misspelled.stderr
+    several = make(["make", "-n", "-C", ROOT, "bench", "ROOM=media", "ONLY=ranges tls"])
+    assert "bench media  --only ranges --only tls" in several.stdout
+
+
+def test_make_outside_is_short_only_on_request():
+    for given, is_short in (((), False), (("SHORT=1",), True)):
+        made = subprocess.run(
+            ["make", "-n", "-C", ROOT, "outside", *given],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ("--short" in made.stdout) is is_short
 
 
 async def test_a_long_start_names_what_it_waits_for(stage, monkeypatch, capsys):

@@ -124,7 +124,7 @@ def test_links_and_named_files_exist():
 
     assert found_on(PAGES, missing) == ""
     text = (ROOT / "Makefile").read_text()
-    short = re.search(r"^SHORT := (.*?)\n[A-Z]", text, re.MULTILINE | re.DOTALL)
+    short = re.search(r"^SHORT_TESTS := (.*?)\n[A-Z]", text, re.MULTILINE | re.DOTALL)
     names = short[1].replace("\\", " ").split()
     assert [name for name in names if not (ROOT / name).exists()] == []
 
