@@ -6,9 +6,11 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from typing import Annotated
 
 import msgspec
 import pytest
+from msgspec import Meta
 
 from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
 from headrace.jobs.columns import JobColumns
@@ -141,6 +143,20 @@ def test_limiters_and_crons_are_collected():
     ):
         with pytest.raises(InvalidTask, match=reason):
             registry.cron(spec, tz=tz)(handle)
+
+
+def test_the_handler_of_a_cron_needs_no_payload(registry):
+    def of_day(day: str, limit: int = 5): ...
+    def of_count(count: Annotated[int, Meta(ge=1)] = 1): ...
+    async def of_batch(jobs: Batch[dict[str, int]]): ...
+
+    with pytest.raises(InvalidTask, match=r"cron 'of_day'.*\(/day: the field is missing\)"):
+        registry.cron("0 4 * * *")(of_day)
+    with pytest.raises(InvalidTask, match="the payload: expected object, got null"):
+        registry.cron("0 4 * * *", batch=10)(of_batch)
+    assert not registry.crons
+    assert registry.find("cron.of_day") is None
+    registry.cron("0 4 * * *")(of_count)
 
 
 def test_a_name_belongs_to_one_queue(registry):

@@ -128,13 +128,13 @@ class Registry:
     def cron(
         self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Decorate a handler without arguments that runs on the schedule `spec`.
+        """Decorate a handler that runs on the schedule `spec`, without a payload.
 
         Raises: InvalidTask.
         """
         if not isinstance(spec, str):
             raise InvalidTask(
-                f'a cron needs its moments: write @app.cron("0 4 * * *"), got {spec!r}'
+                f'a cron needs its schedule: write @app.cron("0 4 * * *"), got {spec!r}'
             )
 
         def declare(handler: Callable[..., Any]) -> Task:
@@ -144,6 +144,13 @@ class Registry:
                 raise InvalidTask(
                     f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would"
                     " not limit them: leave `limiter` out, or add lane='optional'"
+                )
+            if faults := task.payloads.faults(b"null"):
+                found = "; ".join(f"{one.pointer or 'the payload'}: {one.text}" for one in faults)
+                raise InvalidTask(
+                    f"cron {cron.name!r}: its jobs have no payload, and its handler needs one"
+                    f" ({found}): give each parameter a default, or declare a task and add a cron"
+                    " with a payload by `headrace crons add NAME SPEC QUEUE PAYLOAD`"
                 )
             self.add(task)
             self.crons[cron.name] = cron
