@@ -289,6 +289,16 @@ async def test_a_bulk_action_continues_over_http_and_by_itself_as_a_command(
     assert listed.count("cancelled") == 6
 
 
+async def test_a_page_of_lanes_names_the_next_one(jobs):
+    for lane in ("-ann", "bob ross"):
+        await jobs.lanes.set("smtp", lane, starts_max=1, window_s=1.0, concurrency=None)
+    # A value that begins with - would be read as an option after a space.
+    for after, hint in (("", "more: --after=-ann"), ("-ann", "more: --after 'bob ross'")):
+        page = ("lanes", "ls", "smtp", "--limit", "1", f"--after={after}")
+        assert (await shown_by(jobs, *page)).endswith(hint)
+    assert "more" not in await shown_by(jobs, "lanes", "ls", "smtp")
+
+
 @pytest.mark.slow
 async def test_a_take_waits_for_a_job_and_its_rest_is_acked(client, jobs):
     nothing = await client.post("/v1/queues/q/take?wait=100ms")

@@ -61,6 +61,8 @@ async def test_the_command_shows_invisible_characters(postgres):
     CliRunner().invoke(audit, obj=terminal, args=[], catch_exceptions=False)
     assert "do a\\u202eb" in shown[0]
     assert "\u202e" not in shown[0]
+    CliRunner().invoke(audit, obj=terminal, args=["--max", "1"], catch_exceptions=False)
+    assert str(shown[1]).endswith(f"more: --before {lines[-1].id}")
 
 
 async def test_the_audit_is_readable_by_full_tokens_only(api, shared_postgres, token, root):

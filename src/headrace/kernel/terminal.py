@@ -7,6 +7,7 @@ in every room.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,8 +213,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def paged(text: str, cursor: object, hint: str = "more: --cursor") -> str:
-    """`text`, and how to read the next page if there is one."""
-    return text if cursor is None else Lines(text, f"{hint} {cursor}")
+    """`text`, and how to read the next page if there is one, as words of a shell."""
+    if cursor is None:
+        return text
+    value = shlex.quote(str(cursor))
+    # A value that begins with - would be read as an option.
+    return Lines(text, f"{hint}={value}" if value.startswith("-") else f"{hint} {value}")
 
 
 def listing(items: Any, **more: Any) -> dict[str, Any]:

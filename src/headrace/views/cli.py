@@ -228,7 +228,7 @@ def export_series(
     page = terminal.run(
         Views, lambda views: views.exports.series(after=after, ids_max=limit, **span)
     )
-    text = paged(_rows_table(page.rows), page.after, "continue with --after")
+    text = paged(_rows_table(page.rows), page.after, "more: --after")
     terminal.show(listing(page.rows, next_cursor=page.after), text)
 
 

@@ -15,6 +15,7 @@ from headrace.kernel.terminal import (
     Terminal,
     cursor_after,
     listing,
+    paged,
     table,
     visible,
 )
@@ -112,7 +113,8 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
         for line in found
     ]
     cursor = cursor_after(found, lines_max, "id")
-    text = table(("id", "at", "who", "from", "outcome", "what"), rows)
+    grid = table(("id", "at (UTC)", "who", "from", "outcome", "what"), rows)
+    text = paged(grid, cursor, "more: --before")
     terminal.show(listing(found, next_cursor=cursor), text)
 
 

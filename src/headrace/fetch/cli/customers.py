@@ -25,6 +25,7 @@ from headrace.kernel.terminal import (
     Terminal,
     cursor_after,
     listing,
+    paged,
     pluralize,
     table,
 )
@@ -164,7 +165,7 @@ def list_webhooks(terminal: Terminal, after: str, limit: int) -> None:
     found = terminal.run(Fetch, lambda fetch: fetch.webhooks.list(after=after, webhooks_max=limit))
     text = webhooks_table(found) if found else "no webhooks"
     cursor = cursor_after(found, limit, "customer")
-    terminal.show(listing(found, next_cursor=cursor), text)
+    terminal.show(listing(found, next_cursor=cursor), paged(text, cursor, "more: --after"))
 
 
 @webhook_group.command("show", short_help="Show a customer's webhook.")

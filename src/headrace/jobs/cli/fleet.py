@@ -22,6 +22,7 @@ from headrace.kernel.terminal import (
     Terminal,
     cursor_after,
     listing,
+    paged,
     parse_json,
     table,
 )
@@ -79,7 +80,8 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
         Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
     )
     cursor = cursor_after(found, rows_max, "id")
-    terminal.show(listing(found, next_cursor=cursor), _decisions(found))
+    text = paged(_decisions(found), cursor, "more: --before")
+    terminal.show(listing(found, next_cursor=cursor), text)
 
 
 @fleet.command("alerts", short_help="List alerts.")

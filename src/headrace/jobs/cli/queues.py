@@ -23,6 +23,7 @@ from headrace.kernel.terminal import (
     age_cell,
     cursor_after,
     listing,
+    paged,
     table,
 )
 
@@ -144,7 +145,8 @@ def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
     head = ("lane", "rate", "concurrency", "weight", "waiting", "in flight", "")
     cursor = cursor_after(found, limit, "lane")
-    terminal.show(listing(found, next_cursor=cursor), table(head, map(_lane_row, found)))
+    text = paged(table(head, map(_lane_row, found)), cursor, "more: --after")
+    terminal.show(listing(found, next_cursor=cursor), text)
 
 
 @lanes.command("show", short_help="Show a lane.")
