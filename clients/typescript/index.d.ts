@@ -28,7 +28,7 @@ export interface RequestOptions {
 export declare class Headrace {
   constructor(options: Options);
 
-  /** Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left. Another outcome for a settled job is refused. */
+  /** Record outcomes of jobs of a lease. Safe to repeat until the lease has no other jobs. Another outcome for a settled job is refused. */
   ackLease(parameters: { lease_id: string | number; body: Acked }, options?: RequestOptions): Promise<void>;
 
   /** Add a cron. Its first job comes at its next scheduled time. */
@@ -43,10 +43,10 @@ export declare class Headrace {
   /** Append the body at `Upload-Offset`. The answer's `Upload-Offset` is durable. The last byte stores the object: its answer takes as long as one copy of all bytes. The content type is `application/offset+octet-stream`. */
   appendToMediaUpload(parameters: { upload: string | number }, options?: RequestOptions): Promise<null>;
 
-  /** Neither sees the posts of the other. */
+  /** Block authors: neither side sees the posts of the other. */
   block(parameters: { viewer: string | number; author: string | number }, options?: RequestOptions): Promise<Changed>;
 
-  /** Neither sees the posts of the other. */
+  /** Block authors: neither side sees the posts of the other. */
   blockMany(parameters: { viewer: string | number; body: Array<number | string> }, options?: RequestOptions): Promise<Changed>;
 
   /** Fetch the file of the customer's source now, in addition to its schedule. */
@@ -85,10 +85,10 @@ export declare class Headrace {
   /** Discard a held run; nothing of it is applied. */
   discardFetchRun(parameters: { run: string | number }, options?: RequestOptions): Promise<Run>;
 
-  /** Drain a host: running jobs finish, no new ones are leased. */
+  /** Start no more jobs on a host; running jobs finish. */
   drainHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
 
-  /** Stop placing blocks on the disk of this id. Its blocks are still served. Idempotent. */
+  /** Cache nothing more on the disk of this id. What it has is still served. Idempotent. */
   drainMediaDisk(parameters: { disk: string | number }, options?: RequestOptions): Promise<Disk>;
 
   /** Let other nodes serve the node's keys; it still answers requests. Idempotent. */
@@ -112,7 +112,7 @@ export declare class Headrace {
   /** Follow up to 10,000 authors, all or none. */
   followMany(parameters: { viewer: string | number; body: Array<number | string> }, options?: RequestOptions): Promise<Changed>;
 
-  /** Forget a lost host that will not return; its alert ends. */
+  /** Remove a lost host that will not return from the fleet; its alert ends. */
   forgetHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
 
   /** Show base backups, the time up to which each is restorable, and the lag of the archive. 422 without `backup.url`, or with `postgres.url`, whose backups are made by another tool. */
@@ -175,7 +175,7 @@ export declare class Headrace {
   /** Show hosts with their slots, the plan, the newest decisions and open alerts. */
   getFleet(options?: RequestOptions): Promise<FleetState>;
 
-  /** Show counts of the busiest queues in up to 800 steps; the queue '' is all others. */
+  /** Show counts of the busiest queues in up to 800 steps; all others are the queue ''. */
   getFleetHistory(parameters: { from: string; to: string; step_s?: number; queues?: number }, options?: RequestOptions): Promise<Array<QueueStep>>;
 
   /** Show counts of each queue in the last five minutes, and of all per minute of an hour. */
@@ -208,7 +208,7 @@ export declare class Headrace {
   /** Describe the object stored under `key`, and its URL. */
   getMediaObject(parameters: { key: string | number }, options?: RequestOptions): Promise<MediaObject>;
 
-  /** The partition of `key` and its owners in the order of requests. It need not be stored. */
+  /** The nodes that own `key`, in the order in which they are tried. It need not be stored. */
   getMediaOwners(parameters: { key: string | number }, options?: RequestOptions): Promise<Ownership>;
 
   /** The contents of a stored tag. */
@@ -277,10 +277,10 @@ export declare class Headrace {
   /** List every cron, by name. */
   listCrons(options?: RequestOptions): Promise<Array<Cron>>;
 
-  /** List decisions of the plan, newest first; the next page is `before` the last id. */
+  /** List changes of slots with reasons, newest first; the next page is `before` the last id. */
   listDecisions(parameters?: { before?: number | null; limit?: number }, options?: RequestOptions): Promise<Array<Decision>>;
 
-  /** Every `on_item` handler that a worker recorded, with its number of delivered items. */
+  /** Every `on_item` handler that a worker has started with, with its number of delivered items. */
   listFetchConsumers(options?: RequestOptions): Promise<ConsumersAnswer>;
 
   /** Every customer with its limits. */
@@ -343,7 +343,7 @@ export declare class Headrace {
   /** All disks of the node on the API's machine, by path. */
   listMediaDisks(options?: RequestOptions): Promise<Array<Disk>>;
 
-  /** All nodes, each probed now, with the weight that an entry gives it; 0: no new clients. */
+  /** All nodes, each probed now, with its weight for load balancers; 0: no new clients. */
   listMediaEntry(options?: RequestOptions): Promise<Array<EntryNode>>;
 
   /** The subfolders and objects directly in the folder `prefix`, by name, at most `limit`. The next page is behind the name `next_after`. */
@@ -379,13 +379,13 @@ export declare class Headrace {
   /** Mark a span of an item's time; by default it begins now and has no end. Safe to repeat. */
   markItem(parameters: { id: string | number; body: NewMark }, options?: RequestOptions): Promise<views_model_Mark>;
 
-  /** The viewer does not see the author's posts; the author is not notified. */
+  /** Mute authors: the viewer does not see their posts; they are not notified. */
   mute(parameters: { viewer: string | number; author: string | number }, options?: RequestOptions): Promise<Changed>;
 
-  /** The viewer does not see the author's posts; the author is not notified. */
+  /** Mute authors: the viewer does not see their posts; they are not notified. */
   muteMany(parameters: { viewer: string | number; body: Array<number | string> }, options?: RequestOptions): Promise<Changed>;
 
-  /** Stop leasing a lane's jobs; running jobs continue, limits and weight stay. */
+  /** Start no more jobs of a lane; running jobs continue, limits and weight stay. */
   pauseLane(parameters: { limiter: string | number; lane: string | number }, options?: RequestOptions): Promise<Lane>;
 
   /** Each node's share of all requests now and after a change. No changes are made. */
@@ -412,7 +412,7 @@ export declare class Headrace {
   /** Remove a cron that no running code declares. */
   removeCron(parameters: { name: string | number }, options?: RequestOptions): Promise<void>;
 
-  /** Remove a consumer and drop its deliveries; a worker with its handler records it again. */
+  /** Remove a consumer and its waiting deliveries; a worker with its handler adds it again. */
   removeFetchConsumer(parameters: { name: string | number }, options?: RequestOptions): Promise<void>;
 
   /** Delete a mapping; sources that use it then fail. */
@@ -442,7 +442,7 @@ export declare class Headrace {
   /** Remove an empty queue that no code runs, such as one created by a typing error. */
   removeQueue(parameters: { queue: string | number }, options?: RequestOptions): Promise<void>;
 
-  /** Enqueue the newest version of every item, of one customer or of all. */
+  /** Deliver the newest version of every item again, of one customer or of all. */
   replayFetchConsumer(parameters: { name: string | number; customer?: string | null }, options?: RequestOptions): Promise<ReplayAnswer>;
 
   /** Resend every result after number `after`, in order. */
@@ -454,10 +454,10 @@ export declare class Headrace {
   /** Remove the override of a limiter; declared limits hold again. */
   resetLimiter(parameters: { limiter: string | number }, options?: RequestOptions): Promise<void>;
 
-  /** Lease a lane's jobs again, within its limits. */
+  /** Start jobs of a lane again, within its limits. */
   resumeLane(parameters: { limiter: string | number; lane: string | number }, options?: RequestOptions): Promise<Lane>;
 
-  /** Take the disk of this id out of use, so that it can be removed. Its blocks become misses. */
+  /** Take the disk of this id out of use, so that it can be removed. Its cached data is lost. */
   retireMediaDisk(parameters: { disk: string | number }, options?: RequestOptions): Promise<Disk>;
 
   /** Make a failed, cancelled or quarantined job ready again. */
@@ -499,10 +499,10 @@ export declare class Headrace {
   /** Set all limits of a lane; what is left out is unlimited. `create`: allow a new limiter. */
   setLane(parameters: { limiter: string | number; lane: string | number; create?: boolean; body: LaneLimits }, options?: RequestOptions): Promise<Lane>;
 
-  /** Override the limits of a limiter and of all lanes that follow it. */
+  /** Override the limits of a limiter, and so of its lanes without limits of their own. */
   setLimiter(parameters: { limiter: string | number; body: LimiterLimits }, options?: RequestOptions): Promise<Limiter>;
 
-  /** Give the node a share of partitions of `weight` times that of a node of weight 1. */
+  /** Give the node a share of the keys of `weight` times that of a node of weight 1. */
   setMediaNodeWeight(parameters: { node: string | number; body: Weight }, options?: RequestOptions): Promise<NodeInfo>;
 
   /** Pause or resume a queue and override its settings; `create` makes one without code. */
@@ -514,7 +514,7 @@ export declare class Headrace {
   /** A URL that allows reading the object for `ttl_s` seconds (default: `media.url_ttl`). The object need not be stored. */
   signMediaUrl(parameters: { body: UrlToSign }, options?: RequestOptions): Promise<SignedUrl>;
 
-  /** Consume starts of a lane for other work than jobs, now or within `wait_max_s`. */
+  /** Use up starts of a lane's rate for other work than jobs, now or within `wait_max_s`. */
   spendLane(parameters: { limiter: string | number; lane: string | number; body: StartsToSpend }, options?: RequestOptions): Promise<StartsSpent>;
 
   /** Have all nodes log the requests with this tag, one line per answer. If it is traced already, the new end applies. */
@@ -544,7 +544,7 @@ export declare class Headrace {
   /** Stop draining a host. */
   undrainHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
 
-  /** Resume placing blocks on the disk of this id. Idempotent. */
+  /** Cache on the disk of this id again. Idempotent. */
   undrainMediaDisk(parameters: { disk: string | number }, options?: RequestOptions): Promise<Disk>;
 
   /** Let the node serve its keys again. Idempotent. */
@@ -568,7 +568,7 @@ export declare class Headrace {
   /** Compare a sample of viewers and authors with PostgreSQL; empty `differences`: all match. */
   verifyFeed(parameters?: { sample?: number }, options?: RequestOptions): Promise<FeedVerified>;
 
-  /** Compare a share of the node's blocks with their checksums and drop wrong ones. The answer is sent when all are checked. */
+  /** Compare a share of what the node has cached with its checksums, and drop what is wrong. The answer is sent when all are checked. */
   verifyMedia(parameters: { body: ToVerify }, options?: RequestOptions): Promise<media_service_nodes_Verified>;
 
   /** Compare every total with the sum of its hours. Empty `differences` means that all match. */

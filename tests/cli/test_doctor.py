@@ -210,7 +210,7 @@ async def test_hits_without_flusher_are_a_warning(app):
     await app.views.hit("ad:1")
     [finding] = await check_flusher(app)
     assert finding.state == "warn"
-    assert "1 call with hits has no flusher" in finding.text
+    assert "the views of 1 call wait without a flusher" in finding.text
     assert "headrace flusher" in finding.fix
 
 

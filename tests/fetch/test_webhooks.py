@@ -402,7 +402,7 @@ async def test_a_receiver_that_hangs_or_does_not_listen_is_given_up(config, rece
 @pytest.mark.parametrize(
     ("failures", "is_gone", "state", "text"),
     [
-        (0, False, "ok", "1 accept their results"),
+        (0, False, "ok", "1 webhook accepts results"),
         (9, False, "warn", "deliveries fail: shop (1)"),
         (1, True, "warn", "returned 410: shop (1)"),
     ],

@@ -191,7 +191,7 @@ async def test_bisecting_a_batch_of_lanes_consumes_their_tokens(registry, slot):
     assert await slot.wait_settled(jobs) == ["done", "done", "retry", "retry"]
     assert spent == {"rich": 3, "poor": 1}
     assert slot.outcomes[3][2].startswith("ValueError")
-    assert slot.outcomes[4][2].startswith("lane 'poor' has no 1 further starts")
+    assert slot.outcomes[4][2].startswith("lane 'poor' cannot start 1 more within")
 
 
 async def test_a_half_whose_start_expired_does_not_start_late(registry, slot):

@@ -282,8 +282,8 @@ async def test_a_bulk_action_continues_over_http_and_by_itself_as_a_command(
     [*_, last] = await jobs.enqueue_many([NewJob(queue="q")] * 5)
     assert await shown_by(jobs, "jobs", "bulk", "cancel", "--queue", "q") == "cancel: 5 jobs"
     again = ("jobs", "bulk", "retry", "--queue", "q", "--dry-run")
-    assert await shown_by(jobs, *again) == "5 jobs fit"
-    assert await shown_by(jobs, *again, "--id", str(last)) == "1 job fits"
+    assert await shown_by(jobs, *again) == "5 jobs match"
+    assert await shown_by(jobs, *again, "--id", str(last)) == "1 job matches"
     listed = await shown_by(jobs, "jobs", "ls", "--queue", "q", "--max", "3")
     assert listed.endswith(f"more: --cursor {last - 2}")
     assert listed.count("cancelled") == 6
@@ -364,7 +364,7 @@ async def test_every_outcome_can_be_typed(jobs, queue):
     states = ["cancelled", "failed", "done", "scheduled", "ready"]
     assert [job.state.value for job in found] == states
     assert (found[0].error, found[3].attempt, found[4].queue) == ("no", 0, people.queue)
-    assert await shown_by(jobs, "jobs", "take", "q") == "nothing is due"
+    assert await shown_by(jobs, "jobs", "take", "q") == "no job is due"
 
 
 async def test_a_decision_moves_the_job_or_is_its_result(client, jobs, queue):
@@ -417,8 +417,8 @@ async def test_a_queue_shows_its_settings_slots_and_bounded_counts(client, jobs,
     assert (shown["is_known"], shown["slots"]) == (True, 2)
     text = await shown_by(jobs, "queues", "show", "q")
     assert "2 (1-9)" in text
-    assert "retries     0 (by hand)" in text
-    assert "by hand" not in await shown_by(jobs, "queues", "set", "q", "--retries", "none")
+    assert "retries     0 (override)" in text
+    assert "override" not in await shown_by(jobs, "queues", "set", "q", "--retries", "none")
     monkeypatch.setattr(queues_service, "COUNT_MAX", 4)
     for count, lane, after_s in ((2, None, None), (1, "x", None), (5, None, 60)):
         await jobs.enqueue_many([NewJob(queue="q", lane=lane, after_s=after_s)] * count)
@@ -445,7 +445,7 @@ async def test_lanes_and_the_fleet_at_the_terminal(client, postgres, jobs, sql):
         await jobs.lanes.spend("qq", "x")
     assert [limiter.limiter for limiter in await jobs.lanes.limiters()] == ["q"]
     await shown_by(jobs, "lanes", "limiter", "q", "--concurrency", "3")
-    assert "by code" in await shown_by(jobs, "lanes", "limiter", "q", "--as-declared")
+    assert " code " in await shown_by(jobs, "lanes", "limiter", "q", "--as-declared")
     slots = [{"queue": "q", "pid": 7, "busy_s": 1.0}]
     await Events(postgres, jobs).host_registers(host="a:1", queues=["q"], capacity=5, slots=slots)
     await Events(postgres, jobs).counts_arrive(queue="q", done=8, claimed=10, wait_s=5.0)

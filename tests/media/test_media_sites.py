@@ -44,7 +44,7 @@ async def test_what_is_kept_at_the_home_is_refused_at_a_site(name, blobs, tmp_pa
 
 async def test_uploads_to_a_site_are_refused_before_a_byte_is_sent(blobs, tmp_path):
     media = media_of(blobs)
-    with pytest.raises(StoredAtHome, match=f"media.upstream is set.*{HOME}.*at the home"):
+    with pytest.raises(StoredAtHome, match=f"media.upstream is set.*{HOME}.*do this there"):
         await media.uploads.create(KEY, 5)
     async with surface_on("http", media, tmp_path) as surface:
         key = base64.b64encode(KEY.encode()).decode()
@@ -67,6 +67,6 @@ async def test_an_unreachable_home_is_named_to_clients(blobs):
 
 async def test_urls_of_variants_are_refused_at_a_site(blobs):
     media = media_of(blobs, variants=())
-    with pytest.raises(VariantNotAllowed, match="made and stored at the home"):
+    with pytest.raises(VariantNotAllowed, match="made in the upstream cluster"):
         media.objects.url("photos/a.jpg", w=40)
     assert media.objects.url(KEY).endswith(KEY)

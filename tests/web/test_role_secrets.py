@@ -73,7 +73,7 @@ async def test_doctor_fails_and_names_the_host_that_differs(app, postgres):
     assert "api, media on b uses another HEADRACE_SECRET" in finding.text
     await note_secrets(postgres, "b", [role("b", OLD)])
     [finding] = await check_secrets(app, app.engines)
-    assert (finding.state, finding.text) == ("ok", "the same on 3 hosts")
+    assert (finding.state, finding.text) == ("ok", "HEADRACE_SECRET is the same on 3 hosts")
     for host in ("a", "b"):
         await note_secrets(postgres, host, [role(host, NEW)])
     [finding] = await check_secrets(app, app.engines)

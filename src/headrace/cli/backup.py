@@ -180,7 +180,8 @@ class ArchiveKeeper:
 def backup(context: click.Context) -> None:
     """Take a base backup now, while `headrace up` runs.
 
-    `headrace up` with backup.url set also takes them by itself, and archives the log between them.
+    `headrace up` with backup.url set also takes them by itself, and archives PostgreSQL's
+    write-ahead log between them.
     """
     if context.invoked_subcommand is not None:
         return
@@ -244,7 +245,7 @@ def list_backups(line: CommandLine) -> None:
 @backup.command("verify")
 @click.pass_obj
 def verify_backup(line: CommandLine) -> None:
-    """Rehearse a restore of the newest state in a scratch folder, and remove it.
+    """Test a restore of the newest state in a temporary folder, and remove the folder.
 
     Verifies every file and every archived byte, starts the server, and reads every row. The folder
     is beside the data folder and needs space for the whole database. `backup ls` shows the result.
@@ -355,11 +356,11 @@ def _remove_empty(app: App, *, with_folder: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Begin one more generation, with an older copy of the primary's own data folder.",
+    help="Also if this folder is an older copy of the primary's own, such as a snapshot.",
 )
 @click.pass_obj
 def promote_folder(line: CommandLine, *, again: bool) -> None:
-    """Make a standby, or a restored folder, the primary of backup.url.
+    """Make a standby, or a restored folder, the primary: the only one that writes to backup.url.
 
     A second call has no effect and reports the generation. The former primary stops at its next
     write to the archive, within backup.every, and refuses to start again. Without access to the

@@ -385,7 +385,7 @@ SHARES: Final = {"from the disk": "from_disk", "by a hop": "hops", "filled": "fi
 @click.option("--share", type=_Number(0.05, 1), default=0.5, help="Share of CPU used at the peak.")
 @click.pass_obj
 def size(line: CommandLine, /, *, peak: float, cores: int, share: float, **given: float) -> None:
-    """Compute CPU, log, memory and network of a load, and the machines that it needs.
+    """Estimate the CPU, disk, memory and network that a load needs, and the number of machines.
 
     A rate without a unit is per second: --jobs 4k is --jobs 4k/s. Other units: 9k/min, 4M/h,
     350M/day. The first lines show how each rate was read. Costs are measured on one machine,
@@ -465,10 +465,11 @@ def lines_of(found: list[Demand], needed: dict[str, int]) -> list[str]:
     """The answer as lines: used resources, machines, and what is exhausted first."""
     used = [one for one in found if one.amount > 0]
     lines = [f"{one.resource:<28}{shown(one.amount):>10} {one.unit}" for one in used]
-    lines += ["", *(f"{kind:<28}{count:>10}" for kind, count in needed.items() if count)]
+    lines += ["", "servers:"]
+    lines += [f"{'  ' + kind:<28}{count:>10}" for kind, count in needed.items() if count]
     limited = sorted((one for one in used if one.limit), key=lambda one: one.used, reverse=True)
     if limited:
-        lines += ["", "exhausted first, by share of one server:"]
+        lines += ["", "exhausted first, with its share of one server, and what then helps:"]
         lines += [f"  {one.used:>5.0%}  {one.resource}: {one.remedy}" for one in limited[:3]]
     guesses = [f"{one.name}: {one.value:,.0f} {one.unit}" for one in CONSTANTS if not one.measured]
     return [*lines, "", f"assumed, not measured: {'; '.join(guesses)}"] if guesses else lines

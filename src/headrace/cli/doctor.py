@@ -363,7 +363,13 @@ async def check_webhooks(app: App) -> list[Finding]:
         fix = "see `headrace fetch webhook show CUSTOMER`; results are kept meanwhile"
         found.append(Finding("webhooks", "warn", text, fix))
     if hooks and not found:
-        found.append(Finding("webhooks", "ok", f"{len(hooks)} accept their results"))
+        found.append(
+            Finding(
+                "webhooks",
+                "ok",
+                f"{pluralize(len(hooks), 'webhook accepts', 'webhooks accept')} results",
+            )
+        )
     return found
 
 
@@ -372,7 +378,9 @@ async def check_views(app: App, engines: Engines) -> list[Finding]:
     config = app.config.sections["views"]
     policy, replicas = await durability_of(engines.valkey)
     if config.durability == "fast":
-        return [Finding("views", "ok", f"level fast, appendfsync {policy}")]
+        return [
+            Finding("views", "ok", f"views.durability is fast; Valkey's appendfsync is {policy}")
+        ]
     if config.durable_replicas:
         text = f"{replicas} of {config.durable_replicas} replicas required for durable hits"
         if replicas < config.durable_replicas:
@@ -383,16 +391,21 @@ async def check_views(app: App, engines: Engines) -> list[Finding]:
         text = f"durable hits wait for the append-only file, and appendfsync is {policy}"
         fix = "set appendfsync always, or views.durable_replicas, or views.durability = fast"
         return [Finding("views", "fail", text, fix)]
-    return [Finding("views", "ok", "level durable, appendfsync always")]
+    return [Finding("views", "ok", "views.durability is durable; Valkey's appendfsync is always")]
 
 
 async def check_feed(app: App) -> list[Finding]:
     """Check that the index of the feed has no posts that PostgreSQL lost."""
     shards = await app.feed.index.stats()
     if any(shard.state == "ahead" for shard in shards):
-        text = "index: PostgreSQL crashed or failed over, and pages may show posts that it lost"
+        text = (
+            "index in Valkey: PostgreSQL crashed or failed over, and pages may show posts that it"
+            " lost"
+        )
         return [Finding("feed", "warn", text, "run a flusher, or `headrace feed rebuild`")]
-    return [Finding("feed", "ok", f"index: {', '.join(sorted({s.state for s in shards}))}")]
+    return [
+        Finding("feed", "ok", f"index in Valkey: {', '.join(sorted({s.state for s in shards}))}")
+    ]
 
 
 async def check_flusher(app: App) -> list[Finding]:
@@ -401,10 +414,10 @@ async def check_flusher(app: App) -> list[Finding]:
     idle = [lag for lag in lags if lag.pending and lag.flusher is None]
     if idle:
         calls, oldest_s = sum(lag.pending for lag in idle), max(lag.oldest_s for lag in idle)
-        found = pluralize(calls, "call with hits has", "calls with hits have")
-        text = f"{found} no flusher, the oldest from {oldest_s:.0f} s ago"
+        found = pluralize(calls, "call")
+        text = f"the views of {found} wait without a flusher, the oldest for {oldest_s:.0f} s"
         return [Finding("flusher", "warn", text, "start `headrace flusher` on one or two machines")]
-    return [Finding("flusher", "ok", "no hits without a flusher")]
+    return [Finding("flusher", "ok", "no views wait without a flusher")]
 
 
 async def check_blobs(blobs: Blobs) -> list[Finding]:
@@ -422,7 +435,7 @@ async def check_blobs(blobs: Blobs) -> list[Finding]:
             raise
         return [await store_finding(blobs, getattr(error, "reason", ""))]
     if not fault:
-        return [Finding("blobs", "ok", "stored, read and deleted an object")]
+        return [Finding("blobs", "ok", "an object was stored, read and deleted")]
     text = (
         f"the store {fault}: two writers of one upload may mix their bytes, or the settings of"
         " media nodes cannot be kept"

@@ -163,9 +163,9 @@ def _check_base(state: ArchiveState, config: BackupConfig) -> Finding:
 def _check_log(until: datetime | None, config: BackupConfig, behind_bytes: int | None) -> Finding:
     if behind_bytes is None:
         fix = "run `headrace up` with backup.url, and see its log lines `log_not_archived`"
-        return Finding("backup log", "fail", "nothing archives the log", fix)
+        return Finding("backup log", "fail", "nothing archives the write-ahead log", fix)
     if behind_bytes == 0:
-        return Finding("backup log", "ok", "all of it is archived")
+        return Finding("backup log", "ok", "all write-ahead log is archived")
     text = f"{mib(behind_bytes)} not archived"
     if until is None:
         return Finding("backup log", "warn", f"{text}, and none of this generation is archived yet")
@@ -180,9 +180,9 @@ def _check_log(until: datetime | None, config: BackupConfig, behind_bytes: int |
 def _check_verified(state: ArchiveState) -> Finding:
     fix = "run `headrace backup verify`, from cron each month"
     if state.verified is None:
-        return Finding("backup verify", "warn", "no restore was rehearsed", fix)
+        return Finding("backup verify", "warn", "no restore was tested yet", fix)
     age = datetime.now(UTC) - state.verified.at
-    text = f"last rehearsal {_hours(age)} ago, {pluralize(state.verified.rows, 'row')}"
+    text = f"last test of a restore {_hours(age)} ago, {pluralize(state.verified.rows, 'row')}"
     if age > VERIFIED_AGE_MAX:
         return Finding("backup verify", "warn", text, fix)
     return Finding("backup verify", "ok", text)

@@ -203,7 +203,13 @@ async def _check_pooler(app: App, engines: Engines) -> list[Finding]:
     if direct != pooled:
         text = f"postgres.url leads to {pooled}, postgres.direct_url to {direct}"
         return [Finding("pooler", "fail", text, "use the same database in both")]
-    return [Finding("pooler", "ok", "statements use the pooler, sessions use the server")]
+    return [
+        Finding(
+            "pooler",
+            "ok",
+            "statements go to postgres.url, LISTEN and session locks to postgres.direct_url",
+        )
+    ]
 
 
 async def _check_commits(engines: Engines) -> list[Finding]:
@@ -347,7 +353,7 @@ def check_connections(app: App, row: Any, running: Sequence[RoleSecret]) -> list
 
 def _clock(offset_s: float) -> Finding:
     if abs(offset_s) > 1:
-        text = f"its clock differs from this machine's by {offset_s:.1f} s"
+        text = f"PostgreSQL's clock differs from this machine's by {offset_s:.1f} s"
         return Finding("clock", "warn", text, "run a time service on both machines")
     return Finding("clock", "ok", f"within {abs(offset_s) * 1000:.0f} ms of PostgreSQL's")
 
@@ -474,4 +480,4 @@ async def check_secrets(app: App, engines: Engines) -> list[Finding]:
     hosts = {one.host for one in found}
     if odd or len(hosts) < 2:
         return odd
-    return [Finding("secret", "ok", f"the same on {len(hosts)} hosts")]
+    return [Finding("secret", "ok", f"HEADRACE_SECRET is the same on {len(hosts)} hosts")]

@@ -39,7 +39,9 @@ async def check_data_plane(app: App) -> list[Finding]:
     """Check that native code serves the media of this machine; Python needs more CPU."""
     config = app.config.sections["media"]
     if config.data_plane == "python":
-        return [Finding("media data plane", "ok", "python, as configured")]
+        return [
+            Finding("media data plane", "ok", "Python serves media, as media.data_plane requires")
+        ]
     try:
         path = await asyncio.to_thread(built_library)
     except NativePlaneMissing as error:
@@ -47,9 +49,9 @@ async def check_data_plane(app: App) -> list[Finding]:
         return [Finding("media data plane", "warn", error.text, fix)]
     if path is None:
         # Compiling takes longer than a check, and a unit may have another cache folder.
-        text = "native: not compiled for this user yet; `headrace media serve` does at its start"
+        text = "not compiled for this user yet: `headrace media serve` compiles it at its start"
         return [Finding("media data plane", "ok", text)]
-    text = f"native: {path}"
+    text = f"compiled code serves what is cached: {path}"
     if config.listen_tls is None:
         return [Finding("media data plane", "ok", text)]
     if why := native_tls_missing():
@@ -74,13 +76,13 @@ async def check_media_disks(app: App) -> list[Finding]:
         Finding(
             "media disks",
             "warn",
-            f"{disk.path} is out: {disk.fault}",
+            f"{disk.path} is out of use: {disk.fault}",
             disk_fix(disk.path, disk.fault),
         )
         for disk in disks
         if disk.state == "out" and disk.fault != "retired"
     ]
-    return found or [Finding("media disks", "ok", f"{len(disks)}, none failed")]
+    return found or [Finding("media disks", "ok", f"{pluralize(len(disks), 'disk')}, none failed")]
 
 
 def disk_fix(path: str, fault: str) -> str:
@@ -133,7 +135,7 @@ async def check_media_upstream(app: App) -> list[Finding]:
         await upstream.close()
     secrets_fix = (
         "compare media.upstream_secret with HEADRACE_SECRET and media.accepted_secrets of the"
-        " home, and the clocks"
+        " upstream cluster, and the clocks"
     )
     found = []
     for url, answer in answers.items():

@@ -189,7 +189,8 @@ def wrong_usage(error: click.ClickException) -> WrongUsage:
         return WrongUsage(
             f"no such option {error.option_name}: for the version run `headrace --version`"
         )
-    text = error.format_message().rstrip(".")
+    # click lists choices on lines of their own.
+    text = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and not error.possibilities:
         text += did_you_mean(error.option_name, GLOBAL_OPTIONS)
     example = EXAMPLES.get(" ".join(path.split()[1:]))

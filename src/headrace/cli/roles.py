@@ -260,9 +260,16 @@ async def _keep_api_processes(
 @click.command("agent", short_help="Run jobs in forked worker processes; one agent per host.")
 @APP_ARGUMENT
 @click.option(
-    "--name", help="Host name in the fleet. Must be unique if a machine runs several agents."
+    "--name",
+    help="Name of this host in the fleet; default: the machine's. Give each agent"
+    " of a machine its own.",
 )
-@click.option("--tag", "tags", multiple=True, help="Also run tasks with this tag; repeatable.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    help="Also run tasks that are declared with this tag; repeatable.",
+)
 @click.option("--reload", is_flag=True, help="Restart when code changes; for development.")
 @click.pass_obj
 def agent(
@@ -273,7 +280,7 @@ def agent(
     tags: tuple[str, ...],
     reload: bool,
 ) -> int:
-    """Run jobs of all queues of MODULE:APP in processes forked after one import."""
+    """Run jobs of all queues of MODULE:APP in forked worker processes."""
     from headrace.jobs.agent.agent import run_agent
 
     if name is not None:
@@ -365,7 +372,7 @@ class LoadedApp:
 @click.option("--reload", is_flag=True, help="Restart when code changes; for development.")
 @click.pass_obj
 def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
-    """Run jobs of all queues of MODULE:APP in this process."""
+    """Run jobs of all queues of MODULE:APP in this process, such as for development."""
     from headrace.jobs.worker import Worker
 
     if reload:
@@ -393,7 +400,7 @@ def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
 @APP_ARGUMENT
 @click.pass_obj
 def scheduler(line: CommandLine, application: str | None) -> None:
-    """Plan slots of all hosts, run the crons of MODULE:APP, return jobs of dead hosts.
+    """Share worker processes among queues, run crons, return jobs of dead hosts to their queues.
 
     Any number may run: one leads, and another takes over within seconds.
     """
@@ -412,9 +419,9 @@ def scheduler(line: CommandLine, application: str | None) -> None:
 @APP_ARGUMENT
 @click.pass_obj
 def flusher(line: CommandLine, application: str | None) -> None:
-    """Flush view counts to PostgreSQL, sweep missing changes into the feed index, end old uploads.
+    """Write counted views to PostgreSQL, repair the feed index in Valkey, remove expired uploads.
 
-    Any number may run: they share the shards of views and take over from each other.
+    Any number may run: they share the work and take over from each other.
     """
     from headrace.feed.worker import Sweeper
     from headrace.views.worker import Flusher

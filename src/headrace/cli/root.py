@@ -27,19 +27,19 @@ SECTIONS: Final = {
         ("fetch", "Catalogues and photos of sellers."),
         ("views", "Views of items: count, read, export."),
         ("feed", "Feeds of followed authors."),
-        ("media", "Objects served by range; nodes and disks."),
+        ("media", "Serve photos and audio; cache nodes and their disks."),
     ),
     "Operate": (
-        ("migrate, blobs", "Upgrade the database; accept a folder of objects."),
+        ("migrate, blobs", "Upgrade the database; accept a moved object folder."),
         ("tokens, console", "API tokens; login link of the console."),
-        ("audit, history", "Actions of the console; what the rooms did by minute."),
+        ("audit, history", "Who did what in the console; statistics by minute."),
         ("backup, restore", "Back up and restore the embedded PostgreSQL."),
         ("standby, promote", "Follow a primary on a second machine; take over."),
         ("completion", "Complete commands in bash, zsh or fish."),
     ),
-    "Single roles": (
-        ("api, agent, scheduler", "`up` starts all of them."),
-        ("flusher, work", "The flusher of views; jobs in one process."),
+    "Single processes; `up` runs all but `work`": (
+        ("api, agent, scheduler", "HTTP API; workers; crons and the plan of workers."),
+        ("flusher, work", "Write views to PostgreSQL; run jobs in one process."),
     ),
 }
 """The first page of help: names of commands, and what they do."""

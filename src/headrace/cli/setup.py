@@ -123,7 +123,7 @@ def init(line: CommandLine, folder: Path, *, kind: str) -> None:
 
 
 class FrameworkAsFolder(InvalidInput):
-    """The folder has the name of a framework, or nearly."""
+    """The folder for `headrace init` has the name of a framework, or nearly."""
 
     code = "cli.framework_as_folder"
 
@@ -230,7 +230,7 @@ def show_config(line: CommandLine, application: str | None) -> None:
 @config.command("schema")
 @click.pass_obj
 def show_schema(line: CommandLine) -> None:
-    """Print the JSON Schema of `headrace.toml`, for editors and for checks of changes."""
+    """Print the JSON Schema of `headrace.toml`, to validate the file in editors and CI."""
     sections = {name: type(section) for name, section in line.app().config.sections.items()}
     schema = config_schema(sections)
     line.show(schema, json.dumps(schema, indent=2))
@@ -266,7 +266,7 @@ def blobs() -> None:
     """Object store."""
 
 
-@blobs.command("adopt", short_help="Accept the object store folder as it is now.")
+@blobs.command("adopt", short_help="Accept a moved or restored object folder.")
 @click.option(
     "--empty",
     "is_empty",
@@ -275,12 +275,12 @@ def blobs() -> None:
 )
 @click.pass_obj
 def adopt_blobs(line: CommandLine, *, is_empty: bool) -> None:
-    """Accept the object store folder as it is now, such as one from a backup, on every host.
+    """Accept the folder of `blobs.url` as it is now, such as one restored from a backup.
 
-    After its first use, Headrace treats a missing or different folder as an unmounted disk and
-    refuses it. This command creates the marker of the folder if it is missing. With --empty it
-    also accepts an empty folder, and creates a missing one: all objects are given up. Objects are
-    not changed.
+    On first use Headrace writes a marker file into the folder. If the marker is missing or another
+    one later, the folder is taken for an unmounted disk, and every host refuses it. This command
+    ends that: it writes a missing marker and makes all hosts accept the folder. It changes no
+    objects. With --empty it also accepts an empty or missing folder: all former objects are lost.
     """
 
     async def work(app: App) -> tuple[str, str]:

@@ -26,7 +26,9 @@ class ConsoleConfig:
     """Section `console`."""
 
     session_s: float = setting(
-        "12h", "Lifetime of a login; revoking its token ends it at once.", parse_duration_s
+        "12h",
+        "Lifetime of a login; revoking the token it was made with ends it at once.",
+        parse_duration_s,
     )
     live_every_s: float = setting("2s", "Refresh interval of live pages.", parse_duration_s)
 

@@ -103,7 +103,7 @@ class BlobsConfig:
         parse_duration_s,
     )
     put_threads: int = setting(
-        "2", "Threads that write and sync objects; each takes all waiting objects.", parse_count
+        "2", "Threads that write objects and sync them to disk, many at once.", parse_count
     )
 
 

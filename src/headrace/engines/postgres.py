@@ -67,27 +67,28 @@ class PostgresConfig:
     )
     replica_url: str | None = setting(
         None,
-        "URL of a hot standby for analysts' reads and lists of the console; unset: the primary.",
+        "URL of a hot standby that serves series, top lists and lists of the console;"
+        " unset: the primary.",
         parse_url("postgresql", "postgres"),
         secret=True,
     )
     replica_lag_max_s: float = setting(
-        "30s", "Lag of the standby above which its reads use the primary.", parse_duration_s
+        "30s", "If the standby lags more than this, the primary serves its reads.", parse_duration_s
     )
-    connections_max: int = setting("10", "Most connections per process.", parse_count)
+    connections_max: int = setting("10", "Maximum of connections per process.", parse_count)
     slot_connections_max: int = setting(
-        "3", "Most connections per slot; a host has many slots.", parse_count
+        "3", "Maximum of connections per slot (worker process); a host has many slots.", parse_count
     )
     connect_timeout_s: float = setting(
         "5s",
-        "Longest wait for a new connection, and for a packet of a server whose network is lost.",
+        "Longest wait for a new connection, and for a server that its network no longer reaches.",
         parse_duration_s,
     )
-    statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
+    statement_timeout_s: float = setting("10s", "Time limit of one statement.", parse_duration_s)
     bin: str | None = setting(
         None,
-        "Folder of the programs of the embedded PostgreSQL, such as /usr/lib/postgresql/15/bin;"
-        " unset: the wheel's.",
+        "Folder of the programs of the embedded PostgreSQL, such as"
+        " /usr/lib/postgresql/15/bin; unset: those of the Python package.",
         parse_text,
     )
 

@@ -148,8 +148,9 @@ class ValkeyConfig:
 
     url: str | None = setting(
         None,
-        "URL of Valkey, of cluster nodes, valkey://a:6379,b:6379, or of Sentinels,"
-        " valkey://a:26379,b:26379?sentinel=NAME; unset: the embedded server in the data folder.",
+        "URL of Valkey or Redis: one server, valkey://a:6379; cluster nodes,"
+        " valkey://a:6379,b:6379; or Sentinels, valkey://a:26379,b:26379?sentinel=NAME;"
+        " unset: the embedded server in the data folder.",
         parse_valkey_url,
         secret=True,
     )
@@ -157,8 +158,8 @@ class ValkeyConfig:
     prefix: str = setting("headrace", "Prefix of every key, to share a server.", parse_text)
     bin: str | None = setting(
         None,
-        "Program of the embedded Valkey, such as /usr/bin/valkey-server or redis-server, or its"
-        " folder; unset: the wheel's.",
+        "Program of the embedded Valkey, such as /usr/bin/valkey-server or redis-server, or"
+        " its folder; unset: that of the Python package.",
         parse_text,
     )
 

@@ -98,7 +98,7 @@ def _limit(most: int, usual: int) -> Callable[[Command], Command]:
 
 @click.group("feed", cls=CommandGroup)
 def feed() -> None:
-    """Write, read and check feeds of followed authors."""
+    """Feeds of followed authors: follow, post, read, check."""
 
 
 @feed.command("post", short_help="Add a post.")
@@ -109,7 +109,11 @@ def feed() -> None:
     type=Parsed(parse_moment, InvalidPost, name="moment"),
     help="Time of the post; a time in the future schedules it.",
 )
-@click.option("--ref", default=None, help="Passed to handlers of its deletion.")
+@click.option(
+    "--ref",
+    default=None,
+    help="Text that on_post_deleted handlers receive when the post is deleted.",
+)
 @click.option("--kind", default=None, help="Kind by which pages can be filtered.")
 def add_post(
     terminal: Terminal,
@@ -144,9 +148,9 @@ def show_post(terminal: Terminal, id: str) -> None:  # noqa: A002 - public
 @feed.command("rm", short_help="Delete posts.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
-    """Delete posts from all pages and run the handlers of deletions."""
+    """Delete posts from all feeds and run the on_post_deleted handlers."""
     deleted = terminal.run(Feed, lambda feed: feed.delete(ids))
-    terminal.show({"deleted": deleted}, f"{deleted} deleted")
+    terminal.show({"deleted": deleted}, f"{pluralize(deleted, 'post')} deleted")
 
 
 @feed.command("follow", short_help="Follow authors.")
@@ -155,7 +159,7 @@ def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
 def follow(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
     """Let VIEWER follow authors, all or none."""
     changed = terminal.run(Feed, lambda feed: feed.follow(viewer, authors))
-    terminal.show({"changed": changed}, f"{changed} new")
+    terminal.show({"changed": changed}, f"{viewer} follows {pluralize(changed, 'more author')}")
 
 
 @feed.command("unfollow", short_help="Unfollow authors, or everyone.")
@@ -173,7 +177,7 @@ def unfollow(terminal: Terminal, viewer: str, authors: tuple[str, ...], *, is_al
         return await feed.unfollow(viewer, authors)
 
     changed = terminal.run(Feed, unfollow)
-    terminal.show({"changed": changed}, f"{changed} unfollowed")
+    terminal.show({"changed": changed}, f"{pluralize(changed, 'author')} unfollowed")
 
 
 def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
@@ -182,7 +186,7 @@ def _mute_block_command(name: str, verb: Verb, help_text: str) -> None:
     @_AUTHORS
     def command(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
         changed = terminal.run(Feed, lambda feed: verb(feed.follows, viewer, authors))
-        terminal.show({"changed": changed}, f"{changed} changed")
+        terminal.show({"changed": changed}, f"{pluralize(changed, 'author')} changed")
 
 
 _mute_block_command("mute", Follows.mute, "Hide authors from VIEWER without notifying them.")
@@ -273,14 +277,14 @@ def show_marker(terminal: Terminal, viewer: str, position: str | None) -> None:
     terminal.show(found, text)
 
 
-@feed.command("rebuild", short_help="Rebuild the index.")
+@feed.command("rebuild", short_help="Rebuild the index of feeds in Valkey.")
 def rebuild(terminal: Terminal) -> None:
     """Rebuild the index in Valkey from PostgreSQL, as a job. Pages are served meanwhile."""
     job = terminal.run(Feed, lambda feed: feed.index.rebuild())
     terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
 
 
-@feed.command("verify", short_help="Compare the index with PostgreSQL.")
+@feed.command("verify", short_help="Compare the index of feeds with PostgreSQL.")
 @click.option("--all", "is_all", is_flag=True, help="Compare all viewers and authors.")
 @click.option(
     "--sample",
@@ -307,9 +311,9 @@ def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
     return Corrupt.exit_code if found.differences else 0
 
 
-@feed.command("stats", short_help="Show the state of the index.")
+@feed.command("stats", short_help="Show the state of the index of feeds.")
 def show_stats(terminal: Terminal) -> None:
-    """Show state, oldest and newest post of each shard of the index."""
+    """Show the state of the feed index in Valkey: since when it has posts, and its newest post."""
     found = terminal.run(Feed, lambda feed: feed.index.stats())
     rows = [
         (
@@ -333,7 +337,7 @@ def show_stats(terminal: Terminal) -> None:
 @click.argument("viewer")
 @click.argument("post")
 def show_why(terminal: Terminal, viewer: str, post: str) -> None:
-    """Show whether VIEWER's pages have POST, and all reasons."""
+    """Show whether POST is in VIEWER's feed, and all reasons."""
     found = terminal.run(Feed, lambda feed: feed.pages.why(viewer, post))
     lines = [f"post {found.post} {'is' if found.is_shown else 'is not'} in the feed of {viewer}"]
     lines += [f"  {reason.text}" for reason in found.reasons]

@@ -130,7 +130,7 @@ class UnknownFormat(InvalidInput):
 
 
 class InvalidTime(InvalidInput):
-    """A bound of a list of results is not a moment."""
+    """A bound of a list of results is not a date or time."""
 
     code = "fetch.invalid_time"
 

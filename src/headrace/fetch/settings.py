@@ -55,11 +55,15 @@ class FetchConfig:
         parse_text,
     )
     allow_networks: tuple[str, ...] = setting(
-        "", "Networks that are allowed although they are not public.", parse_networks
+        "",
+        "Networks from which files may be downloaded although they are not public, such"
+        " as 10.0.0.0/8.",
+        parse_networks,
     )
     allow_ports: tuple[int, ...] = setting(
         "80, 443",
-        "Allowed ports, all of them: include 80 and 443 when you add one.",
+        "Ports from which files may be downloaded, all of them: include 80 and 443 when you"
+        " add one.",
         parse_ports,
     )
     classes: tuple[float, ...] = setting(
@@ -69,11 +73,13 @@ class FetchConfig:
     )
     former_classes: tuple[float, ...] = setting(
         "",
-        "Former classes whose queues are still processed until they are empty.",
+        "Former timeout classes, whose queued photos are still downloaded.",
         parse_classes,
     )
     speed_half_life_s: float = setting(
-        "6h", "Half-life of the measurements of a host.", parse_duration_s
+        "6h",
+        "Half-life of a host's measured download times, which decide its timeout class.",
+        parse_duration_s,
     )
     crawl_delay: str = setting(
         "off",
@@ -100,17 +106,19 @@ class FetchConfig:
     )
     recheck_s: float = setting(
         "24h",
-        "Shortest time until a photo without ETag and Last-Modified is requested again.",
+        "Shortest time until a photo that was sent without ETag and Last-Modified is"
+        " requested again.",
         parse_duration_s,
     )
     hold_share: float = setting(
         "0.3",
-        "A catalogue that removes more than this share of the items is held; 1: never.",
+        "A catalogue that removes more than this share of the items needs a confirmation;"
+        " 1: never.",
         parse_share,
     )
     hold_items: int = setting(
         "20",
-        "A catalogue that removes at most this number of items is never held for it.",
+        "A catalogue that removes at most this number of items needs no confirmation for that.",
         parse_count,
     )
     review_s: float = setting(
@@ -118,8 +126,8 @@ class FetchConfig:
     )
     seller_url: str | None = setting(
         None,
-        "Where sellers reach the API, such as https://api.example.com; links to their pages begin"
-        " with it; default: the address of the request, for commands web.listen.",
+        "Where sellers reach the API, such as https://api.example.com: the begin of links"
+        " to their pages. Unset: the address of the request, or web.listen for the command line.",
         parse_url("http", "https", takes_user=False),
     )
     refresh_s: float = setting(

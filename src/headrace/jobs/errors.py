@@ -163,20 +163,22 @@ class LimiterInUse(Conflict):
 
     def __init__(self, limiter: str, uses: Sequence[str]) -> None:
         super().__init__(
-            f"limiter {limiter[:160]!r} cannot be removed: it has {', '.join(uses)}. Remove its"
-            " queues with `headrace queues rm`, and let its jobs end"
+            f"limiter {limiter[:160]!r} cannot be removed: it has {', '.join(uses)}. Remove"
+            " its queues with `headrace queues rm`, and let its jobs end"
         )
 
 
 class LaneExhausted(LimitExceeded):
-    """A lane has no further starts in time. A handler that does not catch this is snoozed."""
+    """A lane cannot start so much within the wait. If the handler does not catch this, its job
+    runs later.
+    """
 
     code = "jobs.lane_exhausted"
 
     def __init__(self, lane: str, starts: int, wait_max_s: float) -> None:
         super().__init__(
-            f"lane {lane[:160]!r} has no {starts} further starts within {wait_max_s:g} s: wait"
-            " longer, or do not catch this error, and the job runs later without an attempt",
+            f"lane {lane[:160]!r} cannot start {starts} more within {wait_max_s:g} s: wait longer;"
+            " or do not catch this error: the job then runs later, and no attempt is counted",
             retry_after_s=wait_max_s,
         )
 
@@ -238,12 +240,14 @@ class HostUnknown(NotFound):
 
 
 class HostRuns(Conflict):
-    """A host that runs cannot be forgotten."""
+    """A running host cannot be removed from the fleet."""
 
     code = "jobs.host_runs"
 
     def __init__(self, host: str) -> None:
-        super().__init__(f"host {host[:160]!r} runs: stop its agent; only a lost host is forgotten")
+        super().__init__(
+            f"host {host[:160]!r} is running: stop its agent; only a lost host can be removed"
+        )
 
 
 class PayloadNewer(Conflict):
@@ -346,7 +350,8 @@ class GroupClosed(Conflict):
 
     def __init__(self, group_id: int) -> None:
         super().__init__(
-            f"group {group_id} takes no members: enqueue them inside its block, with the same `tx`"
+            f"group {group_id} is closed: enqueue its jobs inside its `async with` block, with the"
+            " same `tx`"
         )
 
 
@@ -382,7 +387,9 @@ class AgentRuns(Conflict):
 
 
 class HostNameHeld(Unavailable):
-    """The host name has a lease, of an agent that may have died; it expires unless renewed."""
+    """Another agent, which may have died, has the host name; this one waits until that lease
+    expires.
+    """
 
     code = "jobs.host_name_held"
 

@@ -313,7 +313,8 @@ class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Result of `done`, if the queue keeps results."""
     decision: str | None = None
     """A decision that the queue declares, in place of a result: the job moves to its queue, or is
-    done with the result `{"decision": ..., "by": ...}`."""
+    done with the result `{"decision": ..., "by": ...}`.
+    """
     by: str = ""
     """Who decided."""
 
@@ -335,19 +336,25 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 class JobsConfig:
     """Section `jobs`."""
 
-    lease_s: float = setting("30s", "A host silent for so long loses its jobs.", parse_duration_s)
+    lease_s: float = setting(
+        "30s",
+        "Time without a heartbeat after which the running jobs of a host return to their queues.",
+        parse_duration_s,
+    )
     heartbeat_s: float = setting("10s", "How often a host renews its leases.", parse_duration_s)
     poll_s: float = setting(
         "1s", "Longest wait before an idle worker polls for jobs.", parse_duration_s
     )
     sweep_every_s: float = setting(
-        "3s", "How often leases of dead hosts are returned.", parse_duration_s
+        "3s", "How often jobs of dead hosts are returned to their queues.", parse_duration_s
     )
     grace_s: float = setting(
         "8s", "How long a stopping worker lets its handlers finish.", parse_duration_s
     )
     losses_max: int = setting(
-        "3", "A job whose process died this many times is quarantined.", parse_count
+        "3",
+        "A job whose process died this many times is quarantined: set aside for a person.",
+        parse_count,
     )
     retry_first_s: float = setting("2s", "Delay before the first retry.", parse_duration_s)
     retry_max_s: float = setting("1h", "Longest delay before a retry.", parse_duration_s)
@@ -355,33 +362,51 @@ class JobsConfig:
         "14d", "How long failed jobs are kept for inspection.", parse_duration_s
     )
     events_kept_s: float = setting(
-        "30d", "How long events of workflows and results of groups are kept.", parse_duration_s
+        "30d",
+        "How long events of workflows and results of groups of jobs are kept.",
+        parse_duration_s,
     )
-    lanes_per_claim: int = setting("100", "Lanes that one claim visits at most.", parse_count)
+    lanes_per_claim: int = setting(
+        "100", "Maximum of lanes from which one claim takes jobs.", parse_count
+    )
     lane_quantum: int = setting(
-        "10", "Most jobs that one claim takes from a lane of weight 1.", parse_count
+        "10", "Maximum of jobs that one claim takes from a lane of weight 1.", parse_count
     )
     host_silent_s: float = setting(
-        "10s", "A host without a report for so long gets no slots.", parse_duration_s
+        "10s",
+        "A host that has not reported for so long gets no slots (worker processes).",
+        parse_duration_s,
     )
-    plan_every_s: float = setting("5s", "How often the fleet is planned.", parse_duration_s)
+    plan_every_s: float = setting(
+        "5s",
+        "How often the scheduler shares the slots of all hosts among the queues.",
+        parse_duration_s,
+    )
     count_max: int = setting(
-        "20000", "Waiting jobs of a queue that a plan counts at most.", parse_count
+        "20000", "Waiting jobs of a queue are counted up to this number.", parse_count
     )
-    cron_every_s: float = setting("1s", "How often due crons are fired.", parse_duration_s)
-    minutes_kept_s: float = setting("8d", "How long minute statistics are kept.", parse_duration_s)
-    hours_kept_s: float = setting("90d", "How long hour statistics are kept.", parse_duration_s)
+    cron_every_s: float = setting(
+        "1s", "How often the jobs of due crons are enqueued.", parse_duration_s
+    )
+    minutes_kept_s: float = setting(
+        "8d", "How long statistics per minute are kept.", parse_duration_s
+    )
+    hours_kept_s: float = setting("90d", "How long statistics per hour are kept.", parse_duration_s)
     backlog_every_s: float = setting(
-        "15s", "How often the backlog of each queue is counted for series.", parse_duration_s
+        "15s", "How often the backlog of each queue is counted for charts.", parse_duration_s
     )
     decisions_kept_s: float = setting(
-        "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
+        "7d",
+        "How long changes of slots with their reasons, and cleared alerts, are kept.",
+        parse_duration_s,
     )
     alert_active_min: int = setting(
-        "1000", "Below this number of active jobs, growth of a queue is no alert.", parse_count
+        "1000",
+        "A growing queue raises an alert only from this number of active jobs on.",
+        parse_count,
     )
     alert_oldest_s: float = setting(
-        "15m", "A due job that waits longer is an alert.", parse_duration_s
+        "15m", "A job that is due and waits longer raises an alert.", parse_duration_s
     )
     alert_failed_percent: int = setting(
         "50", "Percentage of failed jobs that raises an alert.", parse_count
@@ -394,11 +419,15 @@ class JobsConfig:
     )
 
     floats: int = setting(
-        "0", "Slots of an agent that no plan binds to a queue; 0: two per core.", parse_count
+        "0",
+        "Slots of an agent that serve any queue (floating slots); 0: two per core.",
+        parse_count,
     )
-    slots_per_core: int = setting("64", "Most slots of an agent per core.", parse_count)
+    slots_per_core: int = setting("64", "Maximum of slots of an agent per core.", parse_count)
     memory_reserve_bytes: int = setting(
-        "256MiB", "Memory that an agent's slots leave to other programs.", parse_size_bytes
+        "256MiB",
+        "Memory of the machine that an agent's slots leave free for other programs.",
+        parse_size_bytes,
     )
     slot_private_max_bytes: int = setting(
         "256MiB",
@@ -450,5 +479,8 @@ leases_lost = counter(
 agent_slots = gauge("agent_slots", "Slots of this agent.")
 SLOT_ENDS: Final = ("left", "overtime", "killed", "crashed", "exited", "died")
 """`killed`: by SIGKILL, by hand, a program, or Linux if memory is short; `crashed`: by another
-signal; `exited`: by its own code; `died`: the exit status is unknown."""
-slots_ended = counter("agent_slots_ended_total", "Slots that ended, by how.", how=SLOT_ENDS)
+signal; `exited`: by its own code; `died`: the exit status is unknown.
+"""
+slots_ended = counter(
+    "agent_slots_ended_total", "Slots (worker processes) that ended, by cause.", how=SLOT_ENDS
+)

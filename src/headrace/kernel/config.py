@@ -322,8 +322,8 @@ class DataConfig:
     log_level: str = setting("info", "Minimum log level.", parse_text)
     metrics_listen: tuple[str, int] | None = setting(
         None,
-        "Address and port where each role answers GET /metrics and GET /healthz; all roles"
-        " of the data folder share it. It needs no token. Unset: none.",
+        "Address and port that serve GET /metrics and GET /healthz without a token, for all"
+        " roles of the data folder; unset: not served.",
         parse_listen,
     )
 

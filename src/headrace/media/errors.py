@@ -164,7 +164,7 @@ class InvalidPurge(InvalidInput):
 
 
 class NoNodes(Conflict):
-    """The cluster has no node that takes partitions."""
+    """The cluster has no active node."""
 
     code = "media.no_nodes"
 
@@ -200,19 +200,19 @@ class DiskUnknown(NotFound):
 
 
 class CommandUnknown(InvalidInput):
-    """The filler has no such command, or not with these arguments."""
+    """The process that manages a node's cache has no such command, or not with these arguments."""
 
     code = "media.command_unknown"
 
 
 class FillerRunning(Conflict):
-    """Another filler uses this node's cache."""
+    """Another process manages this node's cache."""
 
     code = "media.filler_running"
 
 
 class FillerAway(StoreUnavailable):
-    """The filler of this node does not answer."""
+    """The process that manages this node's cache (the filler) does not answer."""
 
     code = "media.filler_away"
 

@@ -105,7 +105,8 @@ BLOCKS: Final = counter(
     outcome=("hit", "miss", "pass"),
 )
 DEMAND_STALLS: Final = counter(
-    "media_demand_stalls_total", "Times a client was ready before its source."
+    "media_demand_stalls_total",
+    "Times a client waited for data of its source: disk, node or object store.",
 )
 CUTS: Final = counter(
     "media_cuts_total",
@@ -278,8 +279,8 @@ class MediaConfig:
     )
     preferred_url: str | None = setting(
         None,
-        "The URL prefix of one node or data center, such as https://{name}.media.example.com; its"
-        " DNS names are those of `headrace media entry dns`.",
+        "The URL prefix of one node or data center by its {name}, such as"
+        " https://{name}.media.example.com; `headrace media entry dns` makes these DNS names.",
         parse_preferred_url,
     )
     listen_tls: tuple[str, int] | None = setting(
@@ -293,7 +294,7 @@ class MediaConfig:
     tls_key: str | None = setting(None, "PEM file with the certificate's private key.", parse_text)
     signed: str = setting(
         "off",
-        "`required`: only signed URLs are served; `off`: also plain ones.",
+        "`required`: only signed URLs are served; `off`: also unsigned ones.",
         parse_choice("off", "required"),
     )
     accepted_secrets: tuple[str, ...] = setting(
@@ -322,8 +323,8 @@ class MediaConfig:
     )
     headers: tuple[HeaderRule, ...] = setting(
         "",
-        "Rules [[media.headers]] by key prefix: Cache-Control of unsigned URLs, further header"
-        " fields. In the environment a JSON list.",
+        "Tables [[media.headers]] that set response headers by key prefix: Cache-Control of"
+        " unsigned URLs, and others. In the environment a JSON list.",
         parse_header_rules,
     )
     url_ttl_s: float = setting("1h", "How long a signed URL is valid by default.", parse_time_s)
@@ -340,7 +341,8 @@ class MediaConfig:
     )
     data_plane: str = setting(
         "auto",
-        "`auto`: native code serves cached blocks if it can be compiled; `python`: never.",
+        "`auto`: compiled C code serves what is cached, if it can be compiled here;"
+        " `python`: Python serves all.",
         parse_choice("auto", "python"),
     )
     access_log: str = setting(
@@ -353,8 +355,8 @@ class MediaConfig:
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",
-        "Where blocks are cached: /folder:100GiB, /dev/sdb:1TiB. Unset: nothing is cached, and"
-        " objects of a folder are sent directly.",
+        "Where objects are cached: /folder:100GiB, /dev/sdb:1TiB. Unset: nothing is cached,"
+        " and objects of a folder are sent directly.",
         parse_disks,
     )
     node: str | None = setting(
@@ -368,8 +370,8 @@ class MediaConfig:
     dc: str = setting("", "The data center of this node.", str.strip)
     upstream: tuple[str, ...] = setting(
         "",
-        "URLs of nodes or entries of another cluster, which objects are read from instead of the"
-        " object store: https://n1.example.com, https://n2.example.com.",
+        "URLs of nodes, or of load balancers, of another cluster, from which objects are"
+        " read instead of from the object store: https://n1.example.com, https://n2.example.com.",
         parse_upstream,
     )
     upstream_secret: str | None = setting(
@@ -389,8 +391,8 @@ class MediaConfig:
     )
     copy_rate: int = setting(
         "0",
-        "Requests per second of one process above which a node caches an object of other nodes;"
-        " 0: never.",
+        "Requests per second of one process for an object of other nodes above which this"
+        " node caches it too; 0: never.",
         parse_count_between(0, CONNECTIONS_LIMIT),
     )
     connections_max: int = setting(
@@ -408,7 +410,8 @@ class MediaConfig:
     )
     send_timeout_s: float = setting(
         "60s",
-        "Time in which a client must receive send_progress bytes, or it is cut.",
+        "Time in which a client must receive send_progress bytes; otherwise its connection"
+        " is closed.",
         parse_time_s,
     )
     send_progress_bytes: int = setting(
@@ -420,7 +423,7 @@ class MediaConfig:
         parse_time_s,
     )
     stop_timeout_s: float = setting(
-        "10s", "Time limit for answers in progress after a stop.", parse_duration_s
+        "10s", "How long a node that stops completes its answers in progress.", parse_duration_s
     )
 
 

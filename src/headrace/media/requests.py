@@ -106,7 +106,7 @@ class HeadReader:
             self._seen_bytes = 0
             self._empty_lines += 1
             if self._empty_lines > EMPTY_LINES_MAX:
-                raise BadRequest("empty lines came where a request was expected")
+                raise BadRequest("empty lines were sent instead of a request")
 
     def _require_bounds(self, head_bytes: int) -> None:
         line_end = self._buffer.find(b"\r\n", 0, LINE_BYTES_MAX + 64)
@@ -129,7 +129,7 @@ def parse_head(head: bytes) -> Request:
     if line is None:
         raise BadRequest("the first line is no request line such as GET /m/key HTTP/1.1")
     if line[1] not in (b"1.0", b"1.1"):
-        raise VersionUnknown(f"HTTP/{line[1].decode()} is not spoken here: use HTTP/1.1")
+        raise VersionUnknown(f"HTTP/{line[1].decode()} is not supported: use HTTP/1.1")
     seen = _Seen()
     parser = seen.parser = httptools.HttpRequestParser(seen)
     try:
@@ -159,7 +159,7 @@ def require_read(request: Request) -> None:
     Raises: MethodNotAllowed, BadRequest.
     """
     if request.method not in ("GET", "HEAD", "OPTIONS"):
-        raise MethodNotAllowed("objects are only read here: use GET or HEAD")
+        raise MethodNotAllowed("this address only serves objects: use GET or HEAD")
     if request.has_body:
         raise BadRequest("the request has a body: send GET, HEAD and OPTIONS without one")
 
@@ -222,7 +222,7 @@ def _joined(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
         if name not in fields:
             fields[name] = value
         elif name in _ONCE:
-            raise BadRequest(f"the field {name} came twice: it may come once")
+            raise BadRequest(f"the field {name} is repeated: send it once")
         else:
             fields[name] = f"{fields[name]}, {value}"
     return fields

@@ -292,10 +292,12 @@ class OriginSource:
         async with self._reading():
             info, data = await self._blobs.read_part(key, start, count, etag=version[1])
         if (info.size_bytes, shape_of(info).etag) != version:
-            raise SourceCut(f"object {key!r} was replaced since this answer began: ask again")
+            raise SourceCut(
+                f"object {key!r} was replaced since this answer began: request it again"
+            )
         if len(data) != count:
             raise SourceCut(
-                f"the object store gave {len(data)} bytes of {count} of {key!r}: ask again"
+                f"the object store gave {len(data)} bytes of {count} of {key!r}: request it again"
             )
         return data
 
@@ -312,7 +314,9 @@ class OriginSource:
         except (BlobMissing, InvalidBlobKey) as error:
             raise object_unknown() from error
         except BlobChanged as error:
-            raise SourceCut("the object was replaced while it was read: ask again") from error
+            raise SourceCut(
+                "the object was replaced while it was read: request it again"
+            ) from error
         except (BlobsDown, TimeoutError) as error:
             raise store_down(error) from error
 

@@ -143,11 +143,11 @@ def require_allowed(variant: Variant, key: str, config: MediaConfig, *, is_signe
     """Check that this node makes `variant` of `key`. Raises: VariantNotAllowed, InvalidVariant."""
     if config.upstream:
         raise VariantNotAllowed(
-            "variants are made and stored at the home, since `media.upstream` is set here: request"
-            " them there"
+            "`media.upstream` is set here, so variants are made in the upstream cluster:"
+            " request them there"
         )
     if config.variants is None:
-        raise VariantNotAllowed("this node makes no variants: `media.variants` is not set")
+        raise VariantNotAllowed("this node makes no variants, because `media.variants` is not set")
     if not is_signed and variant.size not in config.variants:
         listed = ", ".join(map(str, config.variants)) or "none"
         raise VariantNotAllowed(

@@ -30,6 +30,7 @@ from headrace.views.service import Views
 FILE_HELP: Final = "Write all pages to this .csv or .parquet file."
 FOLDER_HELP: Final = "Write all new changes to files in this folder."
 SERIES_HEAD: Final = ("start (UTC)", "human", "bot", "owner of ID", "staff")
+NO_SERIES: Final = "no views in this span; new views appear within seconds"
 CLASS: Final = click.Choice([str(one.value) for one in CLASSES])
 
 
@@ -53,7 +54,9 @@ def views() -> None:
 @views.command("hit", short_help="Count views.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @click.option("-n", "n", type=int, default=1, show_default=True, help="Views of each item.")
-@click.option("--viewer", default=None, help="Name of the viewer, for viewers per day.")
+@click.option(
+    "--viewer", default=None, help="Id of the viewer, to count different viewers per day."
+)
 @click.option("--event", default=None, help="Event id; counts once in 24 hours.")
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
 @click.option("--counter", "counters", multiple=True, help="Also count 1 for this name.")
@@ -114,7 +117,7 @@ def show_series(
         (f"{row.start_at:%Y-%m-%d %H:%M}", row.human, row.bot, row.owner, row.staff)
         for row in found
     ]
-    terminal.show(listing(found), table(SERIES_HEAD, rows) if found else "no views")
+    terminal.show(listing(found), table(SERIES_HEAD, rows) if found else NO_SERIES)
 
 
 @views.command("viewers", short_help="Show viewers by day, week or month.")
@@ -157,13 +160,13 @@ def show_marks(terminal: Terminal, /, id: str, **span: Any) -> None:  # noqa: A0
     terminal.show(listing(found), text)
 
 
-@views.command("mark", short_help="Mark a span of an item's time.")
+@views.command("mark", short_help="Mark a period of an item.")
 @click.argument("id")
 @click.argument("name")
 @click.option("--from", "from_at", type=MOMENT, default=None, help="Begin; default: now.")
 @click.option("--to", "to_at", type=MOMENT, default=None, help="End; default: not ended.")
 def mark_item(terminal: Terminal, /, id: str, name: str, **span: Any) -> None:  # noqa: A002 - public
-    """Mark a span of ID with NAME, such as promoted. Repeat a begin to change its end."""
+    """Mark a period of ID with NAME, such as promoted; the same --from again changes its end."""
     marked = terminal.run(Views, lambda views: views.corrections.mark(id, name, **span))
     terminal.show(marked, f"marked {id} as {name} from {marked.from_at:%Y-%m-%d %H:%M} UTC")
 
@@ -232,7 +235,7 @@ def export_series(
     terminal.show(listing(page.rows, next_cursor=page.after), text)
 
 
-@views.command("changes", short_help="Read the feed of changes.")
+@views.command("changes", short_help="Read changes of view counts.")
 @click.option("--after", default="", metavar="POSITION", help="Position of the last page, or now.")
 @click.option("--max", "limit", type=click.IntRange(1, ROWS_MAX), default=ROWS_MAX)
 @click.option("--folder", type=click.Path(path_type=Path), default=None, help=FOLDER_HELP)
@@ -240,7 +243,7 @@ def export_series(
 def read_changes(
     terminal: Terminal, *, after: str, limit: int, folder: Path | None, form: str
 ) -> None:
-    """Show a page of changes, or write all new ones to numbered files of a folder.
+    """Show a page of changes of view counts, or write all new ones to numbered files of a folder.
 
     The folder keeps the position: run the command again for the next changes, also after it was
     killed. The files contain every change once.
@@ -286,7 +289,7 @@ def _rows_table(rows: Sequence[ExportRow]) -> str:
 @click.argument("id")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 def remove_item(terminal: Terminal, id: str, *, dry_run: bool) -> None:  # noqa: A002 - public
-    """Delete totals and series of ID, and drop its hits for 30 days."""
+    """Delete all views of ID, and ignore new ones for 30 days."""
     if dry_run:
         found = terminal.run(Views, lambda views: views.totals([id], fields=("total", "classes")))
         terminal.show(found[0], Lines("would delete", describe_totals(found)))
@@ -324,20 +327,20 @@ def verify(terminal: Terminal) -> int:
 @click.option("--source", type=CLASS, required=True, help="Class to take views from.")
 @click.option("--target", type=CLASS, required=True, help="Class to add them to.")
 def reclassify(terminal: Terminal, /, id: str, **options: Any) -> None:  # noqa: A002 - public
-    """Move the views of ID in whole hours between classes, as a job."""
+    """Move the views of ID in whole hours to another class, such as from human to bot, as a job."""
     job = terminal.run(Views, lambda views: views.corrections.reclassify(id, **options))
     terminal.show({"job": job}, f"enqueued job {job}: see `headrace jobs show {job}`")
 
 
-@views.command("lag", short_help="Show which hits PostgreSQL does not have yet.")
+@views.command("lag", short_help="Show how many views PostgreSQL lacks yet.")
 def show_lag(terminal: Terminal) -> None:
-    """Show for each shard the entries that are not in PostgreSQL yet."""
+    """Show how many counted views are only in Valkey yet, for each shard of the items."""
     found = terminal.run(Views, lambda views: views.analytics.lag())
     rows = [
         (row.shard, row.pending, f"{row.oldest_s:.1f} s", row.through, row.flusher or "none")
         for row in found
     ]
-    head = ("shard", "pending", "oldest", "through", "flusher")
+    head = ("shard", "pending", "oldest", "flushed to", "flusher")
     terminal.show(listing(found), table(head, rows))
 
 

@@ -55,7 +55,9 @@ class ShardsFixed(Conflict):
 
 
 class NotCounting(Unavailable):
-    """Valkey started, and PostgreSQL, which stores the offset, is down; nothing was counted."""
+    """Valkey restarted while PostgreSQL is down, which stores which hits were flushed; nothing
+    was counted.
+    """
 
     code = "views.not_counting"
 

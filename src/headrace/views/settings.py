@@ -67,7 +67,8 @@ class ViewsConfig:
 
     shards: int = setting(
         "4",
-        "Number of shards, each with its own stream and flusher; fixed after the first use.",
+        "Number of parts of the items, each with its own stream in Valkey and flusher;"
+        " fixed after the first use.",
         parse_count_between(1, SHARDS_MAX),
     )
     time_zone: str = setting("UTC", "Time zone of days.", parse_time_zone)
@@ -88,8 +89,8 @@ class ViewsConfig:
     )
     durable_replicas: int = setting(
         "0",
-        "Replicas that must confirm a durable hit; 0: Valkey's append-only file with"
-        " appendfsync always.",
+        "Replicas that must confirm a durable hit; 0: none, but Valkey's append-only file,"
+        " which needs appendfsync always.",
         parse_count,
     )
     durable_timeout_s: float = setting(
@@ -111,7 +112,7 @@ class ViewsConfig:
     )
     changes_kept_s: float = setting(
         "0s",
-        "How long changes are kept for readers of the feed of changes; 0s: not recorded.",
+        "How long changes of view counts are kept for `headrace views changes`; 0s: not recorded.",
         parse_duration_s,
     )
     viewers_kept_s: float = setting(

@@ -97,7 +97,7 @@ def revoke(terminal: Terminal, name: str) -> None:
 @click.option("--max", "lines_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
-    """List actions of the console, newest first: user, command, time and address."""
+    """List actions of users in the web console, newest first: user, command, time and address."""
     found: list[AuditLine] = terminal.run(
         Audit, lambda service: service.lines(before=before, lines_max=lines_max)
     )

@@ -136,7 +136,7 @@ class WebConfig:
     head_timeout_s: float = setting(
         "10s", "Longest time to send the head of a request.", parse_duration_s
     )
-    body_stall_s: float = setting("10s", "Longest time for 4 KiB of a body.", parse_duration_s)
+    body_stall_s: float = setting("10s", "Longest time to send 4 KiB of a body.", parse_duration_s)
     graceful_stop_s: float = setting(
         "5s", "Time for open requests to finish when the server stops.", parse_duration_s
     )

@@ -143,7 +143,7 @@ def test_it_is_valid_once(guard, line):
     asked = PeerRequest()
     signed(line, asked)
     assert guard.judge(asked) is not None
-    with pytest.raises(HopRefused, match="came before"):
+    with pytest.raises(HopRefused, match="was received before"):
         guard.judge(asked)
 
 

@@ -61,7 +61,7 @@ class ArchiveTaken(Conflict):
 
 
 class BackupElsewhere(InvalidInput):
-    """PostgreSQL has a URL, so another tool backs it up."""
+    """`postgres.url` is set, and Headrace backs up only its embedded PostgreSQL."""
 
     code = "backup.not_embedded"
 
@@ -97,7 +97,8 @@ class BackupConfig:
     )
     every_s: float = setting(
         "5s",
-        "Pause between writes of new log to the archive: the commits that a lost disk can lose.",
+        "Time between writes of new write-ahead log to the archive; if the disk is lost, so"
+        " are the commits since the last one.",
         parse_duration_s,
     )
     base_every_s: float = setting(
@@ -108,8 +109,8 @@ class BackupConfig:
     )
     log_kept_max_bytes: int = setting(
         "4GiB",
-        "Most log that PostgreSQL keeps on its disk while the archive is unavailable; beyond it the"
-        " archive has a gap and a new base backup is taken.",
+        "Most write-ahead log that PostgreSQL keeps on its disk while the archive is"
+        " unavailable; beyond it the archive has a gap and a new base backup is taken.",
         parse_size_bytes,
     )
 

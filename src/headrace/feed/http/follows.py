@@ -20,8 +20,8 @@ from headrace.kernel.routes import PAGE_ROWS_MAX
 
 FOLLOWS: Final = "/v1/feed/viewers/{viewer:str}/follows"
 MEANINGS: Final = {
-    MuteOrBlock.MUTE: "The viewer does not see the author's posts; the author is not notified.",
-    MuteOrBlock.BLOCK: "Neither sees the posts of the other.",
+    MuteOrBlock.MUTE: "Mute authors: the viewer does not see their posts; they are not notified.",
+    MuteOrBlock.BLOCK: "Block authors: neither side sees the posts of the other.",
 }
 
 

@@ -54,7 +54,7 @@ _supplemental_option: Final = click.option(
     "--supplemental",
     "is_supplemental",
     is_flag=True,
-    help="The supplemental feed, which overlays price and stock of items by id.",
+    help="FILE only overrides price and stock of items, by their id (a supplemental feed).",
 )
 
 
@@ -73,14 +73,23 @@ def _reading_options(command: Any) -> Any:
 @click.argument("file")
 @_reading_options
 @_supplemental_option
-@click.option("--dry-run", is_flag=True, help="Only report changes, and download sample photos.")
-@click.option("--review", is_flag=True, help="Hold the run until `catalogue confirm RUN`.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Change nothing: only report the changes, and download sample photos.",
+)
+@click.option(
+    "--review", is_flag=True, help="Apply nothing until `headrace fetch catalogue confirm RUN`."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
 def run_catalogue(terminal: Terminal, /, file: str, **options: Any) -> None:
-    """Apply FILE, gzip or not, as CUSTOMER's complete catalogue. A worker fetches a URL."""
+    """Import FILE as CUSTOMER's complete catalogue; items that it lacks are removed.
+
+    FILE may be compressed with gzip, or be a URL, which a worker fetches.
+    """
     no_wait, wait_s = options.pop("no_wait"), options.pop("wait_s")
     if not file.startswith(_URLS):
         _require_file(file)
@@ -146,14 +155,17 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
     terminal.show(listing(changes, next_cursor=cursor, run=run), "\n".join(lines))
 
 
-@catalogue_group.command("confirm", short_help="Apply a held run.")
+@catalogue_group.command("confirm", short_help="Apply a run that waits for a confirmation.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the photos.")
 @click.option(
     "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
 )
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
-    """Apply held RUN: an upload for review, or a file that looks truncated or wrong."""
+    """Apply RUN, which is held for a confirmation.
+
+    A run is held if it was uploaded for review, or if its file looks truncated or wrong.
+    """
 
     async def run(fetch: Fetch) -> Run:
         found = await fetch.runs.confirm(run_id)
@@ -162,10 +174,10 @@ def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float
     finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
 
 
-@catalogue_group.command("discard", short_help="Discard a held run.")
+@catalogue_group.command("discard", short_help="Discard a run that waits for a confirmation.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
 def discard_run(terminal: Terminal, run_id: int) -> None:
-    """Discard held RUN; nothing of it is applied."""
+    """Discard RUN, which is held for a confirmation; nothing of it is applied."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.discard(run_id))
     terminal.show(found, describe_run(found))
 
@@ -176,7 +188,7 @@ def discard_run(terminal: Terminal, run_id: int) -> None:
 @click.option("--cron", required=True, help="When, such as '0 * * * *' for every hour.")
 @click.option("--tz", default="UTC", show_default=True, help="Time zone such as Europe/Moscow.")
 def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -> None:
-    """Fetch CUSTOMER's catalogue from URL on the schedule CRON; replaces its source."""
+    """Fetch CUSTOMER's catalogue from URL on a schedule; replaces its former URL and schedule."""
     found = terminal.run(Fetch, lambda fetch: fetch.sources.set(customer, url=url, **options))
     terminal.show(found, describe_source(found))
 
@@ -184,12 +196,12 @@ def add_source(terminal: Terminal, /, url: str, customer: str, **options: Any) -
 @catalogue_group.command("bring", short_help="Fetch a customer's catalogue now.")
 @click.argument("customer")
 def bring_source(terminal: Terminal, customer: str) -> None:
-    """Fetch the catalogue of CUSTOMER's source now, in addition to its schedule."""
+    """Fetch CUSTOMER's catalogue from its URL now, in addition to its schedule."""
     job = terminal.run(Fetch, lambda fetch: fetch.sources.bring(customer))
     terminal.show({"customer": customer, "job": job}, f"job {job} fetches it")
 
 
-@catalogue_group.command("rm", short_help="Remove a customer's source.")
+@catalogue_group.command("rm", short_help="Stop fetching a customer's catalogue.")
 @click.argument("customer")
 def remove_source(terminal: Terminal, customer: str) -> None:
     """Stop fetching CUSTOMER's catalogue; its items stay."""
@@ -209,7 +221,7 @@ def list_catalogues(terminal: Terminal, customer: str | None) -> None:
 
 @click.group("run", cls=CommandGroup)
 def run_group() -> None:
-    """Runs: imports of a catalogue, from a file, a source or the API."""
+    """Imports of catalogues (runs), from a file, a URL or the API."""
 
 
 @run_group.command("ls", short_help="List runs.")

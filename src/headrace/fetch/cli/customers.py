@@ -46,17 +46,18 @@ def customer_group() -> None:
 @click.option(
     "--hold-share",
     metavar="SHARE",
-    help="Hold a catalogue that removes more than this share of items, 0 to 1, or default.",
+    help="Require a confirmation of a catalogue that removes more than this share of items,"
+    " 0 to 1, or default.",
 )
 @click.option(
     "--hold-items",
     metavar="COUNT",
-    help="Hold it only if it also removes more items than this, or default.",
+    help="Require it only if the catalogue also removes more items than this number, or default.",
 )
 @click.option(
     "--refresh",
     metavar="TIME",
-    help="Request good photos again after this time, e.g. 7d; off, or default.",
+    help="Check stored photos for changes after this time, such as 7d; off, or default.",
 )
 def set_customer(
     terminal: Terminal,
@@ -69,7 +70,7 @@ def set_customer(
     hold_items: str | None,
     refresh: str | None,
 ) -> None:
-    """Create CUSTOMER or change its limits; `default` selects the deployment's setting.
+    """Create CUSTOMER or change its limits; the value `default` uses that of the settings.
 
     Omitted options stay as they are. The secret of a new webhook is shown only once, by this
     command.
@@ -217,12 +218,12 @@ def try_webhook(terminal: Terminal, customer: str) -> None:
 
 @click.group("consumer", cls=CommandGroup)
 def consumer_group() -> None:
-    """The on_item handlers that receive items."""
+    """The on_item handlers of the application (consumers)."""
 
 
 @consumer_group.command("ls", short_help="List consumers.")
 def list_consumers(terminal: Terminal) -> None:
-    """List every consumer that a worker recorded."""
+    """List the on_item handlers (consumers) that workers have started with."""
     found = terminal.run(Fetch, lambda fetch: fetch.consumers.all())
     rows = [(one.name, f"{one.added_at:%Y-%m-%d %H:%M:%S}", one.items) for one in found]
     text = table(("consumer", "since (UTC)", "delivered"), rows)
@@ -233,7 +234,7 @@ def list_consumers(terminal: Terminal) -> None:
 @consumer_group.command("rm", short_help="Remove a consumer.")
 @click.argument("name")
 def remove_consumer(terminal: Terminal, name: str) -> None:
-    """Remove consumer NAME and drop its deliveries.
+    """Remove consumer NAME, an on_item handler, and drop the deliveries that wait for it.
 
     A worker that starts with a handler of that name records it again.
     """

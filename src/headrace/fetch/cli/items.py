@@ -49,7 +49,7 @@ from headrace.kernel.terminal import (
 
 @click.group("item", cls=CommandGroup)
 def item_group() -> None:
-    """Items and uploads without a catalogue."""
+    """Upload items without a catalogue file; show an item."""
 
 
 @item_group.command("show", short_help="Show an item with its photos.")
@@ -82,7 +82,9 @@ MOMENT: Final = Parsed(parse_moment, InvalidTime, name="moment")
 
 
 @click.command("results", short_help="List published results.")
-@click.option("--after", default=0, show_default=True, help="Results after this number.")
+@click.option(
+    "--after", default=0, show_default=True, help="Only results with a higher number (seq)."
+)
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.option("--customer", help="Only this customer.")
 @click.option("--newest", is_flag=True, help="Newest first, not in the order of commits.")
@@ -132,14 +134,14 @@ def list_results(
 
 @click.group("host", cls=CommandGroup)
 def host_group() -> None:
-    """Hosts of photos: speed and outcomes."""
+    """Hosts of photos: download times and outcomes."""
 
 
 @host_group.command("ls", short_help="List hosts.")
 @click.option("--customer", help="Only hosts of this customer's links.")
 @click.option("--limit", default=100, show_default=True, help="Maximum number of hosts.")
 def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
-    """List the hosts of photos, each with the class in which its photos start."""
+    """List the hosts of photos, each with the timeout class that its photos are tried in first."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.page(customer=customer, hosts_max=limit))
     text = hosts_table(found) if found else "no hosts: no photo was requested yet"
     terminal.show(listing(found), text)
@@ -148,7 +150,7 @@ def list_hosts(terminal: Terminal, customer: str | None, limit: int) -> None:
 @host_group.command("show", short_help="Show a host.")
 @click.argument("host")
 def show_host(terminal: Terminal, host: str) -> None:
-    """Show HOST (a name as in the links, or a link) per customer."""
+    """Show download times and outcomes of HOST, a name or a link, per customer."""
     found = terminal.run(Fetch, lambda fetch: fetch.hosts.get(host))
     terminal.show(listing(found), "\n".join(describe_host(one) for one in found))
 
@@ -169,7 +171,7 @@ def show_host(terminal: Terminal, host: str) -> None:
 )
 @click.pass_obj
 def show_study(terminal: Terminal, *, weeks: int, csv_file: Path | None) -> None:
-    """Show download times of all hosts, errors per class and week, and classes that would fit."""
+    """Show download times, errors per timeout class and week, and suggested classes."""
     found = terminal.run(Fetch, lambda fetch: fetch.study(weeks=weeks))
     if csv_file is None:
         terminal.show(found, describe_study(found))
@@ -229,7 +231,7 @@ def set_schema(terminal: Terminal, category: str, file: IO[bytes]) -> None:
 
 @schema_group.command("ls", short_help="List schemas.")
 def list_schemas(terminal: Terminal) -> None:
-    """List every category that has a schema."""
+    """List every category that has a schema: the fields that its rows must have."""
     found = terminal.run(Fetch, lambda fetch: fetch.schemas.all())
     rows = [(one.category, _others(one.schema.others), _fields(one)) for one in found]
     text = table(("category", "other fields", "fields"), rows)
@@ -254,7 +256,7 @@ def remove_schema(terminal: Terminal, category: str) -> None:
 
 @click.group("mapping", cls=CommandGroup)
 def mapping_group() -> None:
-    """Mappings of the column names of files."""
+    """Mappings of the column names of catalogue files to ours."""
 
 
 @mapping_group.command("set", short_help="Create or replace a mapping.")
@@ -272,7 +274,7 @@ def set_mapping(terminal: Terminal, name: str, file: IO[bytes]) -> None:
 
 @mapping_group.command("ls", short_help="List mappings.")
 def list_mappings(terminal: Terminal) -> None:
-    """List every mapping."""
+    """List every mapping of a file's column names to ours."""
     found = terminal.run(Fetch, lambda fetch: fetch.mappings.all())
     rows = [
         (one.name, one.mapping.format or "any", one.mapping.rows or "-", _id_paths(one))

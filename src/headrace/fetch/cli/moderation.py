@@ -15,14 +15,14 @@ LIMIT = click.option(
 
 @click.group("held", cls=CommandGroup)
 def held_group() -> None:
-    """Items held back by a before_publish handler."""
+    """Items that a before_publish handler holds back until a person releases them."""
 
 
 @held_group.command("ls", short_help="List held items.")
 @click.option("--customer", help="Only this customer.")
 @LIMIT
 def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
-    """List held items with the reasons, by customer and id."""
+    """List the items that a before_publish handler holds back, with the reasons."""
     found = terminal.run(Fetch, lambda fetch: fetch.held.list(customer, rows_max=limit))
     rows = [
         (one.customer, one.id, one.version, f"{one.held_at:%Y-%m-%d %H:%M:%S}", one.reason)
@@ -37,7 +37,10 @@ def list_held(terminal: Terminal, customer: str | None, limit: int) -> None:
 @click.argument("customer")
 @click.argument("item")
 def release_held(terminal: Terminal, customer: str, item: str) -> None:
-    """Publish held ITEM of CUSTOMER as it is; write `--` before an id that starts with `-`."""
+    """Publish ITEM of CUSTOMER, which is held back, as it is.
+
+    Write `--` before an id that starts with `-`.
+    """
     terminal.run(Fetch, lambda fetch: fetch.held.release(customer, item))
     document = {"customer": customer, "item": item, "released": True}
     terminal.show(document, f"item {item} of {customer} is published")
@@ -65,7 +68,7 @@ def list_duplicates(
     cursor: int | None,
     limit: int,
 ) -> None:
-    """List pairs of photos that look alike, newest first; nothing is ever merged."""
+    """List pairs of photos that look alike, newest first; Headrace never merges or deletes them."""
     found = terminal.run(
         Fetch,
         lambda fetch: fetch.duplicates.list(
@@ -85,7 +88,7 @@ def list_duplicates(
         for pair in found
         for one in pair.photos
     ]
-    head = ("pair", "bits", "customer", "item", "pixels", "key", "url")
+    head = ("pair", "differing bits", "customer", "item", "pixels", "key", "url")
     text = "no pairs: photos are compared within a minute if fetch.decode_share selects them"
     if found:
         text = table(head, rows)

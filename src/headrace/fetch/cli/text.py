@@ -164,9 +164,8 @@ def describe_run(run: Run) -> str:
     counts = (
         f"{run.new} new, {run.changed} changed, {run.unchanged} unchanged, {run.invalid} invalid"
     )
-    head = f"run {run.run} of {run.customer}: {run.state}" + (
-        f" ({run.reason})" if run.reason else ""
-    )
+    state = "dry run, nothing is changed" if run.state is RunState.DRY else run.state.value
+    head = f"run {run.run} of {run.customer}: {state}" + (f" ({run.reason})" if run.reason else "")
     if not run.format:
         return f"{head}\n  no file fetched" + (" yet" if run.state is RunState.BRINGING else "")
     lines = [
@@ -212,9 +211,9 @@ def describe_customer(found: Customer) -> str:
         f" {pluralize(found.connections, 'connection')}"
     )
     if found.hold_share is not None:
-        line += f", held over a share of {found.hold_share:g}"
+        line += f", confirmation if a share of over {found.hold_share:g} is removed"
     if found.hold_items is not None:
-        line += f", held over {pluralize(found.hold_items, 'item')}"
+        line += f", confirmation if over {pluralize(found.hold_items, 'item')} are removed"
     if found.refresh_s is not None:
         line += f", photos refreshed {_period(found.refresh_s)}"
     return line
@@ -374,7 +373,7 @@ def hosts_table(hosts: Sequence[Host]) -> str:
         )
         for one in hosts
     ]
-    head = ("host", "customer", "class", "mean", "requests", "bad", "last (UTC)")
+    head = ("host", "customer", "timeout class", "mean", "requests", "failed", "last (UTC)")
     return table(head, rows)
 
 
@@ -406,7 +405,7 @@ def _plan_line(name: str, plan: ClassPlan) -> str:
     """Classes with the share of photos that end in each, and their expected effect."""
     pairs = zip(plan.classes, plan.shares, strict=True)
     shares = ", ".join(f"{limit} {share:.1%}" for limit, share in pairs)
-    cut = f"; {plan.cut:.2%} of the downloads would be cut" if plan.cut else ""
+    cut = f"; {plan.cut:.2%} of the downloads would time out" if plan.cut else ""
     return f"{name}: {shares}; {plan.reserved_s:.2f} s reserved per photo{cut}"
 
 

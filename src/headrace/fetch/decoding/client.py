@@ -60,7 +60,7 @@ class DecodeLimits:
 
 
 class DecoderDown(Unavailable):
-    """The child process cannot be started; the photo is retried later."""
+    """The process that decodes photos cannot be started; the photo is retried later."""
 
     code = "fetch.decoder_unavailable"
 

@@ -176,13 +176,15 @@ class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @get("/v1/fetch/consumers", opt=READ)
 async def list_fetch_consumers(fetch: NamedDependency[Fetch]) -> ConsumersAnswer:
-    """Every `on_item` handler that a worker recorded, with its number of delivered items."""
+    """Every `on_item` handler that a worker has started with, with its number of delivered
+    items.
+    """
     return ConsumersAnswer(consumers=await fetch.consumers.all())
 
 
 @delete("/v1/fetch/consumers/{name:str}", opt=WRITE)
 async def remove_fetch_consumer(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
-    """Remove a consumer and drop its deliveries; a worker with its handler records it again."""
+    """Remove a consumer and its waiting deliveries; a worker with its handler adds it again."""
     await fetch.consumers.remove(name)
 
 
@@ -190,6 +192,6 @@ async def remove_fetch_consumer(fetch: NamedDependency[Fetch], name: FromPath[st
 async def replay_fetch_consumer(
     fetch: NamedDependency[Fetch], name: FromPath[str], customer: FromQuery[str | None] = None
 ) -> ReplayAnswer:
-    """Enqueue the newest version of every item, of one customer or of all."""
+    """Deliver the newest version of every item again, of one customer or of all."""
     items = await fetch.consumers.replay(name, customer=customer)
     return ReplayAnswer(consumer=name, items=items)

@@ -30,10 +30,10 @@ from headrace.kernel.terminal import (
 
 @click.group("fleet", cls=CommandGroup)
 def fleet() -> None:
-    """The fleet: hosts and their slots, the plan, alerts."""
+    """Hosts that run jobs, their slots (worker processes), and alerts."""
 
 
-@fleet.command("show", short_help="Show the fleet.")
+@fleet.command("show", short_help="Show hosts, their slots, and open alerts.")
 def show(terminal: Terminal) -> None:
     """Show hosts with their slots, the plan, the newest decisions and open alerts.
 
@@ -47,10 +47,10 @@ def show(terminal: Terminal) -> None:
     terminal.show(found, _describe(found))
 
 
-@fleet.command("drain", short_help="Drain a host.")
+@fleet.command("drain", short_help="Start no more jobs on a host.")
 @click.argument("host")
 def drain(terminal: Terminal, host: str) -> None:
-    """Drain HOST until its next start: running jobs finish, no new ones are leased."""
+    """Start no more jobs on HOST until its agent is started again; running jobs finish."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.drain(host))
     terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
 
@@ -58,24 +58,24 @@ def drain(terminal: Terminal, host: str) -> None:
 @fleet.command("undrain", short_help="Stop draining a host.")
 @click.argument("host")
 def undrain(terminal: Terminal, host: str) -> None:
-    """Stop draining HOST."""
+    """Start jobs on HOST again, after `headrace fleet drain`."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.undrain(host))
-    terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
+    terminal.show({"host": host, "is_draining": False}, f"host {host} starts jobs again")
 
 
-@fleet.command("forget", short_help="Forget a lost host.")
+@fleet.command("forget", short_help="Remove a lost host from the fleet.")
 @click.argument("host")
 def forget(terminal: Terminal, host: str) -> None:
-    """Forget lost HOST, which will not return. Its alert ends."""
+    """Remove HOST, which is lost and will not return, from the fleet; its alert ends."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.forget(host))
-    terminal.show({"host": host, "forgotten": True}, f"host {host} is forgotten")
+    terminal.show({"host": host, "forgotten": True}, f"host {host} is removed from the fleet")
 
 
-@fleet.command("decisions", short_help="List decisions of the plan.")
+@fleet.command("decisions", short_help="List changes of slots, with reasons.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
-    """List decisions of the plan, newest first."""
+    """List changes of the number of worker processes (slots) per queue and host, with reasons."""
     found = terminal.run(
         Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
     )
@@ -122,7 +122,7 @@ def hours(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     terminal.show(listing(found), table(("hour", *SPAN_HEAD), rows))
 
 
-@fleet.command("load", short_help="Show the load of queues.")
+@fleet.command("load", short_help="Show counts of each queue in the last five minutes.")
 def load(terminal: Terminal) -> None:
     """Show counts of each queue in the last five minutes."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
@@ -160,7 +160,7 @@ def _mean(mean_s: float | None) -> str:
 
 def _describe(state: FleetState) -> str:
     plan = state.plan
-    led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
+    led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "no scheduler leads"
     when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
     head = (
         "host",
@@ -299,7 +299,7 @@ def pause(terminal: Terminal, name: str) -> None:
 def resume(terminal: Terminal, name: str) -> None:
     """Resume cron NAME at its next scheduled time; missed times are skipped."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.resume(name))
-    terminal.show(found, f"cron {name} comes next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC")
+    terminal.show(found, f"cron {name} runs next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC")
 
 
 @crons.command("rm", short_help="Remove a cron.")

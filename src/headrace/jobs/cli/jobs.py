@@ -72,7 +72,7 @@ EMPTY: Final = ", with the empty payload null"
 
 @click.group("jobs", cls=CommandGroup)
 def jobs() -> None:
-    """Jobs: add, show, list, cancel, retry, take."""
+    """Background jobs: add, show, list, cancel, retry."""
 
 
 @jobs.command("add", short_help="Enqueue a job.")
@@ -82,10 +82,16 @@ def jobs() -> None:
 @duration("--after", "Delay such as 30s or 2h.")
 @duration("--spread", "Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
-@click.option("--unique", default=None, help="Key that one unfinished job may have.")
-@duration("--unique-for", "Also keep the key after the end, for a duration such as 1h.")
+@click.option(
+    "--unique",
+    default=None,
+    help="Key of at most one unfinished job of the queue; if one has it, print its id.",
+)
+@duration(
+    "--unique-for", "Keep the key for a duration from now, such as 24h, also after the job is done."
+)
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
-@click.option("--chain", default=None, help="Start it after the jobs before it in this chain.")
+@click.option("--chain", default=None, help="Name of a chain, whose jobs run one after another.")
 @click.option("--retries", default=None, type=int, help="Retries, if not those of the queue.")
 @duration("--timeout", "Time limit of a call, if not that of the task.")
 @duration("--expires", "Cancel it if it has not started this long after it is due.")
@@ -96,7 +102,7 @@ def jobs() -> None:
 def add(terminal: Terminal, /, *, application: str | None, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON, by default null.
 
-    Without --app its type is not checked.
+    Without --app the payload is not checked against the handler's parameters.
     """
 
     async def enqueue(jobs: Jobs) -> int:
@@ -134,7 +140,7 @@ def show(terminal: Terminal, job_id: int) -> None:
 @jobs.command("why", short_help="Explain why a job is in its state.")
 @click.argument("job_id", type=int)
 def why(terminal: Terminal, job_id: int) -> None:
-    """Explain why job JOB_ID is in its state, and until when if known."""
+    """Explain why job JOB_ID is in its state, such as why it waits, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
     terminal.show(found, f"job {job_id} is {found.state.value}: {found.text} [{found.reason}]")
 
@@ -200,7 +206,7 @@ def retry(terminal: Terminal, job_id: int) -> None:
 @jobs.command("rm", short_help="Delete a job.")
 @click.argument("job_id", type=int)
 def remove(terminal: Terminal, job_id: int) -> None:
-    """Delete job JOB_ID, which must wait or have ended."""
+    """Delete job JOB_ID, which must not be running."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
     terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} deleted")
 
@@ -221,7 +227,7 @@ def remove(terminal: Terminal, job_id: int) -> None:
 def bulk(
     terminal: Terminal, /, action: str, *, dry_run: bool, older_s: float | None, **choice: Any
 ) -> None:
-    """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
+    """Retry, cancel or delete all matching jobs, newest first. Safe to interrupt and run again."""
     wanted = JobFilter(older_than_s=older_s, ids=list(choice.pop("ids")) or None, **choice)
 
     async def run(jobs: Jobs) -> BulkDone:
@@ -239,22 +245,22 @@ def bulk(
 
     done = terminal.run(Jobs, run)
     changed = f"{action}: {done.changed} {'job' if done.changed == 1 else 'jobs'}"
-    fit = pluralize(done.matched, "job fits", "jobs fit")
-    text = fit if dry_run else changed
+    matching = pluralize(done.matched, "job matches", "jobs match")
+    text = matching if dry_run else changed
     terminal.show(done, f"{text}, {done.skipped} skipped" if done.skipped else text)
 
 
 SEND_TO: Final = "A job and the queue to move it to."
-DECIDE: Final = "A job and a decision that its queue declares."
+DECIDE: Final = "A job and one of the decisions that its queue declares."
 
 
-@jobs.command("take", short_help="Take jobs of a queue.")
+@jobs.command("take", short_help="Take jobs of a queue to work on them yourself.")
 @click.argument("queue")
 @click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
 @duration("--lease", "Duration of the lease.", default="5m", refusal=InvalidTake)
 @duration("--wait", "Longest wait for the first job.", default="0s", refusal=InvalidTake)
 def take(terminal: Terminal, queue: str, **options: Any) -> None:
-    """Take due jobs of QUEUE. Jobs that are not acked in time return to it."""
+    """Take due jobs of QUEUE, to work on them yourself until `headrace jobs ack`."""
     taken = terminal.run(Jobs, lambda jobs: jobs.takes.take(queue, **options))
     terminal.show(taken, describe_taken(taken))
 
@@ -263,7 +269,12 @@ def take(terminal: Terminal, queue: str, **options: Any) -> None:
 @click.argument("lease_id", type=int)
 @click.option("--done", multiple=True, type=int, help="A job that is done.")
 @click.option("--retry", multiple=True, type=int, help="A job to run again.")
-@click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
+@click.option(
+    "--snooze",
+    multiple=True,
+    type=int,
+    help="A job to run later; this run does not count as an attempt.",
+)
 @duration("--after", "Delay of --retry and --snooze, such as 1m.", refusal=InvalidTake)
 @click.option("--fail", multiple=True, type=int, help="A job that failed.")
 @click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
@@ -273,7 +284,7 @@ def take(terminal: Terminal, queue: str, **options: Any) -> None:
 @click.option("--by", default="", help="Who decided, for --decide.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
-    """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
+    """Record outcomes of jobs that `jobs take` leased; without options all of LEASE_ID are done."""
     after_s = options["after_s"]
     given = {
         "done": TakenOutcome(outcome="done"),
@@ -310,7 +321,7 @@ def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
 @click.argument("lease_id", type=int)
 @duration("--lease", "Duration from now.", default="5m", refusal=InvalidTake)
 def extend(terminal: Terminal, lease_id: int, lease_s: float) -> None:
-    """Extend LEASE_ID."""
+    """Extend LEASE_ID of `headrace jobs take`."""
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)
@@ -343,7 +354,7 @@ def describe_job(job: Job) -> str:
 def describe_taken(taken: Taken) -> str:
     """A take in lines of text."""
     if taken.lease_id is None:
-        return "nothing is due"
+        return "no job is due"
     rows = [
         (job.id, job.attempt, job.lane or "", msgspec.json.encode(job.payload).decode())
         for job in taken.jobs

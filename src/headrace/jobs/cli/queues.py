@@ -35,7 +35,9 @@ RATE: Final = click.option(
     help="Starts per window such as 600/m or 10/30s.",
 )
 """The command receives the number of starts and the window in seconds, or NO_RATE."""
-DECISIONS: Final = "What people decide, with the queue that a decided job moves to."
+DECISIONS: Final = (
+    "Decisions that people can make on its jobs, each with the queue that a job then moves to."
+)
 
 
 @click.group("queues", cls=CommandGroup)
@@ -45,7 +47,11 @@ def queues() -> None:
 
 @queues.command("ls", short_help="List the queues.")
 def list_queues(terminal: Terminal) -> None:
-    """List every queue with its backlog."""
+    """List every queue with its jobs by state and its slots.
+
+    `oldest` is the age of the oldest ready job. A slot is a worker process: `2 (1-8)` are 2 slots
+    now, of at least 1 and at most 8.
+    """
     found = terminal.run(Jobs, lambda jobs: jobs.queues.all())
     terminal.show(listing(found), table(QUEUE_HEAD, map(_queue_row, found)))
 
@@ -58,18 +64,18 @@ def show_queue(terminal: Terminal, queue: str) -> None:
     terminal.show(found, describe_queue(found))
 
 
-@queues.command("pause", short_help="Stop leasing jobs of a queue.")
+@queues.command("pause", short_help="Start no more jobs of a queue.")
 @click.argument("queue")
 def pause(terminal: Terminal, queue: str) -> None:
-    """Stop leasing jobs of QUEUE; running jobs continue."""
+    """Start no more jobs of QUEUE; running jobs continue."""
     terminal.run(Jobs, lambda jobs: jobs.queues.pause(queue))
     terminal.show({"queue": queue, "paused": True}, f"queue {queue} is paused")
 
 
-@queues.command("resume", short_help="Lease jobs of a queue again.")
+@queues.command("resume", short_help="Start jobs of a queue again.")
 @click.argument("queue")
 def resume(terminal: Terminal, queue: str) -> None:
-    """Lease jobs of QUEUE again."""
+    """Start jobs of QUEUE again."""
     terminal.run(Jobs, lambda jobs: jobs.queues.resume(queue))
     terminal.show({"queue": queue, "paused": False}, f"queue {queue} is running")
 
@@ -102,9 +108,11 @@ def _setting(
 
 @queues.command("set", short_help="Override settings of a queue.")
 @click.argument("queue")
-@_setting("--importance", _number, "0 first to 9 last, when slots are scarce.")
-@_setting("--slots-min", _number, "Minimum of slots in the fleet.")
-@_setting("--slots-max", _number, "Maximum of slots in the fleet.")
+@_setting(
+    "--importance", _number, "Order of queues when worker processes are scarce: 0 first to 9 last."
+)
+@_setting("--slots-min", _number, "Minimum of worker processes on all hosts together.")
+@_setting("--slots-max", _number, "Maximum of worker processes on all hosts together.")
 @_setting("--retries", _number, "Retries of a failed job.")
 @_setting("--decisions", _decisions, DECISIONS, metavar="DECISION[=QUEUE],...")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
@@ -133,7 +141,7 @@ def remove_queue(terminal: Terminal, queue: str) -> None:
 
 @click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
-    """Lanes: limits on the jobs of one customer, host or other key."""
+    """Limits on the jobs of one customer, host or other key (a lane of a limiter)."""
 
 
 @lanes.command("ls", short_help="List lanes of a limiter.")
@@ -169,7 +177,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
 @click.option("--create", is_flag=True, help="Allow a new limiter.")
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
-    """Set LANE of LIMITER; an omitted limit is unlimited, an omitted weight is 1.
+    """Set the limits of LANE itself; an omitted limit is unlimited, an omitted weight is 1.
 
     To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
@@ -195,35 +203,35 @@ def _change_lane(
 @click.argument("limiter")
 @click.argument("lane")
 def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Remove the own limits, pause and weight of LANE of LIMITER."""
+    """Remove the limits, pause and weight of LANE itself; LIMITER's limits apply again."""
     _change_lane(terminal, limiter, lane, lambda lanes: lanes.reset(limiter, lane))
 
 
-@lanes.command("pause", short_help="Stop leasing jobs of a lane.")
+@lanes.command("pause", short_help="Start no more jobs of a lane.")
 @click.argument("limiter")
 @click.argument("lane")
 def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
+    """Start no more jobs of LANE of LIMITER; running jobs continue, limits stay."""
     _change_lane(terminal, limiter, lane, lambda lanes: lanes.pause(limiter, lane))
 
 
-@lanes.command("resume", short_help="Lease jobs of a lane again.")
+@lanes.command("resume", short_help="Start jobs of a lane again.")
 @click.argument("limiter")
 @click.argument("lane")
 def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Lease jobs of LANE of LIMITER again, within its limits."""
+    """Start jobs of LANE of LIMITER again, within its limits."""
     _change_lane(terminal, limiter, lane, lambda lanes: lanes.resume(limiter, lane))
 
 
-@lanes.command("spend", short_help="Consume starts of a lane.")
+@lanes.command("spend", short_help="Use up starts of a lane's rate.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
 @duration("--wait", "Longest wait for them.", default="0s")
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait_s: float) -> None:
-    """Consume starts of LANE of LIMITER for work outside jobs; print how long to wait.
+    """Use up starts of LANE's rate for work outside jobs; print how long to wait before it.
 
-    If they are refused, nothing was consumed.
+    If the wait would be longer than --wait, it is refused and uses up nothing.
     """
     begin_s = terminal.run(
         Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_s)
@@ -243,7 +251,7 @@ def list_limiters(terminal: Terminal) -> None:
 @click.argument("limiter")
 @RATE
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
-@duration("--slack", "Allowed delay of a start, such as 250ms.")
+@duration("--slack", "Longest time between the claim of a job and its start, such as 250ms.")
 @click.option("--unlimited", is_flag=True, help="Remove all limits.")
 @click.option("--as-declared", is_flag=True, help="Restore what its code declares, or no limits.")
 def limiter_limits(
@@ -251,13 +259,13 @@ def limiter_limits(
 ) -> None:
     """Show the limits of LIMITER; with options override them.
 
-    An override wins over what code declares, until --as-declared removes it.
+    These limits replace those that code declares, until --as-declared removes them.
     """
     starts_max, window_s = rate = options["rate"]
     concurrency, slack_s = options["concurrency"], options["slack_s"]
     is_given = unlimited or (rate, concurrency, slack_s) != (NO_RATE, None, None)
     if as_declared and is_given:
-        raise InvalidJob("--as-declared stands alone: it takes back what the other options set")
+        raise InvalidJob("--as-declared removes what the other options set: use it without them")
 
     async def change(jobs: Jobs) -> Limiter:
         if as_declared:
@@ -298,12 +306,12 @@ def _limiters(found: Sequence[Limiter]) -> str:
             _rate(one.starts_max, one.window_s),
             _count(one.concurrency),
             f"{one.slack_s:g} s",
-            "by hand" if one.is_set else "by code",
+            "override" if one.is_set else "code",
             " ".join(one.queues),
         )
         for one in found
     ]
-    return table(("limiter", "rate", "concurrency", "slack", "set", "queues"), rows)
+    return table(("limiter", "rate", "concurrency", "slack", "set by", "queues"), rows)
 
 
 def _rate(starts_max: int | None, window_s: float | None) -> str:
@@ -367,7 +375,7 @@ def describe_queue(status: QueueStatus) -> str:
     }
     lines: list[str] = [table(QUEUE_HEAD, [_queue_row(status)]), ""]
     lines += [
-        f"{name:<12}{value}{' (by hand)' if name in by_hand else ''}"
+        f"{name:<12}{value}{' (override)' if name in by_hand else ''}"
         for name, value in held.items()
     ]
     kept = "not kept" if status.keep_done_s is None else f"kept for {status.keep_done_s:g} s"

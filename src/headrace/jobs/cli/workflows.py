@@ -31,7 +31,11 @@ def workflows() -> None:
 @click.argument("name")
 @click.argument("payload", default="null", type=PAYLOAD)
 @duration("--after", "Delay such as 30s or 2h.")
-@click.option("--unique", default=None, help="Key that one unfinished workflow may have.")
+@click.option(
+    "--unique",
+    default=None,
+    help="Key of at most one unfinished workflow; if one has it, print its id.",
+)
 @click.option("--version", default=None, type=int, help="Version; default: 1.")
 def start(terminal: Terminal, /, name: str, payload: Any, **options: Any) -> None:
     """Start workflow NAME; PAYLOAD is JSON."""

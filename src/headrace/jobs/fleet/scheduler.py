@@ -182,7 +182,9 @@ SEND_EVERY_S: Final = 2.0
 ROWS_PER_STEP: Final = 10_000
 COUNT_COSTLY_S: Final = 0.25
 """A count of waiting jobs that takes longer is repeated seldom."""
-is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
+is_leading = gauge(
+    "jobs_scheduler_leads", "1 if this scheduler is the leader, which shares slots among queues."
+)
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
 slots_moved = counter("jobs_slots_moved_total", "Slots that its plans gave to another queue.")
 _often: Final = SparseLogger(_log)

@@ -40,7 +40,7 @@ async def list_decisions(
     before: FromQuery[int | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> list[Decision]:
-    """List decisions of the plan, newest first; the next page is `before` the last id."""
+    """List changes of slots with reasons, newest first; the next page is `before` the last id."""
     return await jobs.fleet.decisions(before=before, decisions_max=limit)
 
 
@@ -69,14 +69,14 @@ async def get_fleet_history(
     step_s: Annotated[int, QueryParameter(ge=60, le=86_400)] = 60,
     queues: Annotated[int, QueryParameter(ge=1, le=50)] = 7,
 ) -> list[QueueStep]:
-    """Show counts of the busiest queues in up to 800 steps; the queue '' is all others."""
+    """Show counts of the busiest queues in up to 800 steps; all others are the queue ''."""
     span = {name: at for name, at in _span(from_at, to_at).items() if at is not None}
     return await jobs.fleet.history(**span, step_s=step_s, queues_max=queues)
 
 
 @post("/v1/fleet/hosts/{host:str}/drain", status_code=204, opt=WRITE)
 async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Drain a host: running jobs finish, no new ones are leased."""
+    """Start no more jobs on a host; running jobs finish."""
     await jobs.fleet.drain(host)
 
 
@@ -88,7 +88,7 @@ async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None
 
 @delete("/v1/fleet/hosts/{host:str}", opt=WRITE)
 async def forget_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Forget a lost host that will not return; its alert ends."""
+    """Remove a lost host that will not return from the fleet; its alert ends."""
     await jobs.fleet.forget(host)
 
 

@@ -263,7 +263,7 @@ async def take_jobs(
 async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
 ) -> None:
-    """Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left.
+    """Record outcomes of jobs of a lease. Safe to repeat until the lease has no other jobs.
 
     Another outcome for a settled job is refused.
     """

@@ -110,7 +110,7 @@ async def get_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> Li
 async def set_limiter(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], data: JSONBody[LimiterLimits]
 ) -> Limiter:
-    """Override the limits of a limiter and of all lanes that follow it."""
+    """Override the limits of a limiter, and so of its lanes without limits of their own."""
     await jobs.lanes.set_limiter(limiter, **msgspec.structs.asdict(data))
     return await jobs.lanes.get_limiter(limiter)
 
@@ -172,7 +172,7 @@ async def reset_lane(
 async def pause_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
-    """Stop leasing a lane's jobs; running jobs continue, limits and weight stay."""
+    """Start no more jobs of a lane; running jobs continue, limits and weight stay."""
     await jobs.lanes.pause(limiter, lane)
     return await jobs.lanes.get(limiter, lane)
 
@@ -181,7 +181,7 @@ async def pause_lane(
 async def resume_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
-    """Lease a lane's jobs again, within its limits."""
+    """Start jobs of a lane again, within its limits."""
     await jobs.lanes.resume(limiter, lane)
     return await jobs.lanes.get(limiter, lane)
 
@@ -193,6 +193,6 @@ async def spend_lane(
     lane: FromPath[str],
     data: JSONBody[StartsToSpend],
 ) -> StartsSpent:
-    """Consume starts of a lane for other work than jobs, now or within `wait_max_s`."""
+    """Use up starts of a lane's rate for other work than jobs, now or within `wait_max_s`."""
     wait_s = await jobs.lanes.spend(limiter, lane, data.starts, wait_max_s=data.wait_max_s)
     return StartsSpent(wait_s=wait_s)

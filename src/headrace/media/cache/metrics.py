@@ -22,7 +22,8 @@ FILLED_BYTES: Final = counter(
 JOINED: Final = counter("media_fills_joined_total", "Misses that joined a read in progress.")
 EVICTIONS: Final = counter("media_evictions_total", "Blocks evicted to make room.")
 STUCK: Final = counter(
-    "media_stuck_turns_total", "Fills given up because a worker did not leave its epoch in time."
+    "media_stuck_turns_total",
+    "Blocks that were not cached because a worker process used the old block for too long.",
 )
 _SUMS: Final = counter(
     "media_block_sums_total",

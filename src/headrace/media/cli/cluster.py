@@ -49,7 +49,7 @@ def nodes() -> None:
 
 @nodes.command("ls", short_help="List the nodes.")
 def list_nodes(terminal: Terminal) -> None:
-    """List all nodes with address, data center, weight, state and share of partitions.
+    """List all nodes with address, data center, weight, state and share of the keys.
 
     `answers`: whether the node answers a probe from this machine.
     """
@@ -89,28 +89,28 @@ def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
     terminal.show({"node": found.name, "removed": not dry_run}, text)
 
 
-@media.command("drain", short_help="Stop assigning partitions to a node.")
+@media.command("drain", short_help="Serve a node's keys by other nodes.")
 @click.argument("node")
 def drain(terminal: Terminal, node: str) -> None:
-    """Stop assigning partitions to NODE, for a restart or a repair. It still serves requests.
+    """Let other nodes serve NODE's keys, before a restart or repair. It still answers requests.
 
     See the effect on the other nodes with `headrace media partitions plan --drain NODE`.
     """
     _change_node(terminal, lambda media: media.nodes.drain(node))
 
 
-@media.command("undrain", short_help="Assign partitions to a node again.")
+@media.command("undrain", short_help="Serve keys by a drained node again.")
 @click.argument("node")
 def undrain(terminal: Terminal, node: str) -> None:
-    """Assign partitions to NODE again. Its share ramps up to its weight."""
+    """Let NODE serve its keys again, after `headrace media drain`. Its share grows step by step."""
     _change_node(terminal, lambda media: media.nodes.undrain(node))
 
 
-@media.command("weight", short_help="Set a node's share of partitions.")
+@media.command("weight", short_help="Set a node's share of the keys.")
 @click.argument("node")
 @click.argument("weight", type=float)
 def set_weight(terminal: Terminal, node: str, weight: float) -> None:
-    """Set the WEIGHT of NODE: its share of partitions, relative to a node of weight 1."""
+    """Set the WEIGHT of NODE: its share of the keys, relative to a node of weight 1."""
     _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
 
 
@@ -133,13 +133,13 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
 
 @media.group("partitions", cls=CommandGroup)
 def partitions() -> None:
-    """The 131,072 partitions of all keys, and the nodes that own them."""
+    """Which nodes own a key, and what losses of nodes would do."""
 
 
 @partitions.command("show", short_help="Show who owns a key.")
 @click.argument("key")
 def show_owners(terminal: Terminal, key: str) -> None:
-    """Show the partition of KEY and its owners in the order of requests. KEY need not be stored."""
+    """Show the nodes that own KEY, in the order in which they are tried. KEY need not be stored."""
     found = terminal.run(Media, lambda media: media.partitions.show(key))
     rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
     text = f"{found.key}: partition {found.partition}"
@@ -247,12 +247,14 @@ def _describe_simulation(found: Simulation) -> str:
 
 @media.group("disks", cls=CommandGroup)
 def disks() -> None:
-    """The disks of the node that uses this data folder."""
+    """Disks on which the media node of this data folder caches objects."""
 
 
 @disks.command("ls", short_help="List the disks.")
 def list_disks(terminal: Terminal) -> None:
-    """List all disks with id, size, frames, stored and corrupt blocks, and state."""
+    """List all disks with size, state, and number of 256 KiB blocks: possible, stored and
+    corrupt.
+    """
     found = terminal.run(Media, lambda media: media.disks.list())
     head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
     terminal.show(listing(found), table(head, map(_disk_row, found)) if found else "no disks")
@@ -269,25 +271,25 @@ def add_disk(terminal: Terminal, path: Path, size: int) -> None:
     _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size))
 
 
-@disks.command("drain", short_help="Stop placing blocks on a disk.")
+@disks.command("drain", short_help="Cache nothing more on a disk.")
 @click.argument("disk")
 def drain_disk(terminal: Terminal, disk: str) -> None:
-    """Stop placing blocks on DISK (its id or path). Its blocks are still served."""
+    """Cache nothing more on DISK (its id or path). What it has is still served."""
     _change_disk(terminal, lambda media: media.disks.drain(disk))
 
 
-@disks.command("undrain", short_help="Resume placing blocks on a disk.")
+@disks.command("undrain", short_help="Cache on a drained disk again.")
 @click.argument("disk")
 def undrain_disk(terminal: Terminal, disk: str) -> None:
-    """Resume placing blocks on DISK (its id or path)."""
+    """Cache on DISK (its id or path) again, after `headrace media disks drain`."""
     _change_disk(terminal, lambda media: media.disks.undrain(disk))
 
 
-@disks.command("retire", short_help="Retire a disk.")
+@disks.command("retire", short_help="Take a disk out of use.")
 @click.argument("disk")
 @click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
 def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
-    """Take DISK (its id or path) out of use, so that it can be removed. Its blocks become misses.
+    """Take DISK (its id or path) out of use, so that it can be removed. Its cached data is lost.
 
     This also removes a failed or refused disk from the list and ends alerts about it. While the
     settings name it, the next start tries it again.
@@ -315,8 +317,7 @@ def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
 def simulate_hits(
     terminal: Terminal, *, sizes: tuple[int, ...], plays: int, plot: Path | None
 ) -> None:
-    """Show the hit ratio of plays for a cache size: this cache, LRU, and the best without
-    foresight.
+    """Simulate the hit ratio of a cache of music files, compared with LRU and the optimum.
 
     The popularity is that of a large music site: 140 of 10 million tracks get a tenth of all plays,
     500,000 get nine tenths. Contacts no server; takes some seconds for each size.
@@ -340,16 +341,16 @@ def simulate_hits(
     terminal.show(listing(rows), table(("tracks", *POLICIES), cells))
 
 
-@media.command("verify", short_help="Verify stored blocks.")
+@media.command("verify", short_help="Compare cached data with its checksums.")
 @click.option(
     "--share",
     default=1.0,
     type=click.FloatRange(0, 1, min_open=True),
     show_default=True,
-    help="The share of all blocks, picked at random.",
+    help="Share of the blocks to compare, picked at random.",
 )
 def verify(terminal: Terminal, share: float) -> None:
-    """Compare the stored blocks of this node with their checksums and drop the wrong ones.
+    """Compare what this node has cached with its checksums, and drop what is wrong.
 
     Exits with 8 if some were wrong or could not be read.
     """

@@ -52,7 +52,7 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
 
 @media.command("folder", short_help="List one folder.")
 @click.argument("prefix", default="")
-@click.option("--after", default="", help="Name after which the page begins.")
+@click.option("--after", default="", help="Only names after this one: the next page.")
 @click.option(
     "--max",
     "entries_max",
@@ -98,7 +98,9 @@ def variant_options(command: Any) -> Any:
 
 @media.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
-@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
+@click.option(
+    "--prefer", help="Node or data center that the URL leads to first, by media.preferred_url."
+)
 @variant_options
 def show_url(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print the URL of KEY, or of a variant of it. KEY need not be stored."""
@@ -169,11 +171,11 @@ def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_
     terminal.show(done, text)
 
 
-@media.command("warm", short_help="Have the owners of keys cache them now.")
+@media.command("warm", short_help="Load objects into the caches of nodes.")
 @click.argument("keys", nargs=-1, required=True)
 @variant_options
 def warm(terminal: Terminal, /, keys: tuple[str, ...], **options: Any) -> None:
-    """Have every node that owns one of KEYS read it completely from the object store.
+    """Load KEYS completely into the caches of the nodes that own them.
 
     With --w or --h, have a variant of each made instead, in every format that is negotiated unless
     --fm names one. Exits with 7 if a node failed.
@@ -200,13 +202,16 @@ BYTE_RATE = Parsed(parse_byte_rate, name="rate")
     type=DURATION,
     default="1s",
     show_default=True,
-    help="Round its expiry up to a multiple, so that browsers can cache one URL longer.",
+    help="Round its expiry up to a multiple of this, so that a page gets the same URL again"
+    " and browsers can cache it.",
 )
 @click.option("--address", help="Valid from this address or network only, such as 203.0.113.0/24.")
 @click.option("--rate", type=BYTE_RATE, help="Maximum bytes per second: 65536 or 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
 @click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
-@click.option("--prefer", help="A node or data center to name: media.preferred_url.")
+@click.option(
+    "--prefer", help="Node or data center that the URL leads to first, by media.preferred_url."
+)
 @variant_options
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print a URL that allows reading KEY, or a variant of it, for a while.

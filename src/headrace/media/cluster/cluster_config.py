@@ -59,13 +59,15 @@ POLLS: Final = counter(
 
 
 class DocumentDamaged(Corrupt):
-    """A shared document of the cluster is damaged."""
+    """A document of the cluster in the object store is damaged."""
 
     code = "media.document_damaged"
 
 
 class DocumentContended(Unavailable):
-    """A shared document could not be changed, because of concurrent changes."""
+    """A document of the cluster in the object store could not be changed, because of concurrent
+    changes.
+    """
 
     code = "media.document_contended"
 

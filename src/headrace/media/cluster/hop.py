@@ -54,7 +54,7 @@ _CONNECTION: Final = re.compile("[0-9a-f]{16}")
 
 
 class HopRefused(Forbidden):
-    """The request has an invalid hop field."""
+    """A request of another node has an invalid signature or time."""
 
     code = "media.hop_refused"
 
@@ -160,9 +160,9 @@ class HopGuard:
         now_s = self._now_s()
         away_s = abs(now_s - int(moment_ms) / 1000)
         if away_s > WINDOW_S:
-            raise _refused(f"is of a moment {away_s:.0f} s away: set the clocks right")
+            raise _refused(f"has a time {away_s:.0f} s away from this clock: correct the clocks")
         if not self._advance(connection, int(counter), now_s):
-            raise _refused("came before")
+            raise _refused("was received before")
         return Hop(sender, int(generation), key, mac)
 
     def share_counters(self, advance: Callable[[int, int], bool]) -> None:
@@ -266,7 +266,7 @@ def _refused(why: str) -> HopRefused:
 
 
 class PeerLost(Unavailable):
-    """A peer failed to answer as a node does; the next replica is used."""
+    """Another node did not answer correctly; the next replica is used."""
 
     code = "media.peer_lost"
 

@@ -195,7 +195,9 @@ def _require_known(membership: Membership, name: str) -> Member:
     member = membership.member(name)
     if member is None:
         known = ", ".join(one.name for one in membership.members) or "none"
-        raise NodeUnknown(f"node {name[:80]!r} is not a member: the members are {known}")
+        raise NodeUnknown(
+            f"node {name[:80]!r} is not a member of the cluster: its members are {known}"
+        )
     return member
 
 

@@ -61,7 +61,7 @@ async def undrain_media_node(media: NamedDependency[Media], node: FromPath[str])
 async def set_media_node_weight(
     media: NamedDependency[Media], node: FromPath[str], data: JSONBody[Weight]
 ) -> NodeInfo:
-    """Give the node a share of partitions of `weight` times that of a node of weight 1."""
+    """Give the node a share of the keys of `weight` times that of a node of weight 1."""
     return await media.nodes.set_weight(node, data.weight)
 
 
@@ -73,7 +73,7 @@ async def remove_media_node(media: NamedDependency[Media], node: FromPath[str]) 
 
 @get("/v1/media/entry", opt=READ)
 async def list_media_entry(media: NamedDependency[Media]) -> Sequence[EntryNode]:
-    """All nodes, each probed now, with the weight that an entry gives it; 0: no new clients."""
+    """All nodes, each probed now, with its weight for load balancers; 0: no new clients."""
     return await media.entry.list()
 
 
@@ -87,7 +87,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @get("/v1/media/partitions/{key:path}", opt=READ)
 async def get_media_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
-    """The partition of `key` and its owners in the order of requests. It need not be stored."""
+    """The nodes that own `key`, in the order in which they are tried. It need not be stored."""
     return await media.partitions.show(key.removeprefix("/"))
 
 
@@ -124,25 +124,25 @@ async def add_media_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd
 
 @post("/v1/media/disks/{disk:str}/drain", opt=WRITE, status_code=200)
 async def drain_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Stop placing blocks on the disk of this id. Its blocks are still served. Idempotent."""
+    """Cache nothing more on the disk of this id. What it has is still served. Idempotent."""
     return await media.disks.drain(disk)
 
 
 @post("/v1/media/disks/{disk:str}/undrain", opt=WRITE, status_code=200)
 async def undrain_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Resume placing blocks on the disk of this id. Idempotent."""
+    """Cache on the disk of this id again. Idempotent."""
     return await media.disks.undrain(disk)
 
 
 @post("/v1/media/disks/{disk:str}/retire", opt=WRITE, status_code=200)
 async def retire_media_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Take the disk of this id out of use, so that it can be removed. Its blocks become misses."""
+    """Take the disk of this id out of use, so that it can be removed. Its cached data is lost."""
     return await media.disks.retire(disk)
 
 
 @post("/v1/media/verify", opt=WRITE, status_code=200)
 async def verify_media(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Verified:
-    """Compare a share of the node's blocks with their checksums and drop wrong ones.
+    """Compare a share of what the node has cached with its checksums, and drop what is wrong.
 
     The answer is sent when all are checked.
     """

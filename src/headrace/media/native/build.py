@@ -29,7 +29,7 @@ COMPILE_S_MAX: Final = 120.0
 
 
 class NativePlaneMissing(Unavailable):
-    """The native data plane is neither installed nor can it be compiled here."""
+    """The compiled code that serves media is not installed and cannot be compiled here."""
 
     code = "media.native_plane_missing"
 
@@ -80,10 +80,14 @@ def build_library(target: Path, *extra: str) -> Path:
                 command, capture_output=True, text=True, timeout=COMPILE_S_MAX, check=False
             )
             if made.returncode != 0:
-                raise NativePlaneMissing(f"the native data plane does not compile: {made.stderr}")
+                raise NativePlaneMissing(
+                    f"the C code that serves media does not compile: {made.stderr}"
+                )
             draft.replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativePlaneMissing(f"the native data plane was not compiled: {error}") from error
+        raise NativePlaneMissing(
+            f"the C code that serves media was not compiled: {error}"
+        ) from error
     return target
 
 
@@ -101,7 +105,8 @@ def _compiler() -> list[str]:
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise NativePlaneMissing(
-        "no C compiler was found for the native data plane: install gcc, or pip install ziglang"
+        "no C compiler was found for the code that serves media: install gcc, or pip install"
+        " ziglang"
     )
 
 
@@ -111,7 +116,7 @@ def _cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
     except RuntimeError as error:
         raise NativePlaneMissing(
-            "the native data plane has no folder to be compiled into: set XDG_CACHE_HOME"
+            "the C code that serves media has no folder to be compiled into: set XDG_CACHE_HOME"
         ) from error
 
 

@@ -267,7 +267,7 @@ async def answers(member: Member) -> bool:
 
 
 def _no_nodes() -> NoNodes:
-    return NoNodes("the cluster has no node that takes partitions: see `headrace media nodes ls`")
+    return NoNodes("the cluster has no active node: see `headrace media nodes ls`")
 
 
 def _moment(at_s: float) -> datetime | None:
@@ -355,8 +355,7 @@ def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[s
         meant = {one.name for one in candidates if name in (one.name, one.dc)}
         if not meant:
             raise NodeUnknown(
-                f"no media node or data center {name!r} takes partitions: see"
-                " `headrace media nodes ls`"
+                f"no media node or data center {name!r} is active: see `headrace media nodes ls`"
             )
         found |= meant
     return frozenset(found)

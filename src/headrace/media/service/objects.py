@@ -293,8 +293,8 @@ def require_own_store(config: MediaConfig) -> None:
     """Check that nodes read this cluster's object store. Raises: StoredAtHome."""
     if config.upstream:
         raise StoredAtHome(
-            "media.upstream is set, so the nodes here read objects and tags of the home"
-            f" ({', '.join(config.upstream)}) and never this object store: do this at the home"
+            "media.upstream is set, so the nodes here read objects and tags of that cluster"
+            f" ({', '.join(config.upstream)}) and not of this object store: do this there"
         )
 
 

@@ -98,9 +98,7 @@ def _problems_of(config: MediaConfig) -> Iterator[FieldProblem]:
             text = f"expected a file that can be written, got {path}: {error.strerror}"
             yield FieldProblem("media.access_log_path", "invalid", text)
     if config.variants is not None and config.upstream:
-        text = (
-            "expected unset, since media.upstream is set: variants are made and stored at the home"
-        )
+        text = "expected unset, since media.upstream is set: the upstream cluster makes variants"
         yield FieldProblem("media.variants", "invalid", text)
     for disk in config.disks:
         with suppress(OSError):
