@@ -541,7 +541,7 @@ export declare class Headrace {
   /** Restore the items to their state before a catalogue; return the run that does so. Added items are unpublished. Changed and removed items are published as before, as new versions. Items uploaded since stay as they are. */
   undoFetchRun(parameters: { run: string | number }, options?: RequestOptions): Promise<Run>;
 
-  /** Stop draining a host. */
+  /** Start jobs on a drained host again. */
   undrainHost(parameters: { host: string | number }, options?: RequestOptions): Promise<void>;
 
   /** Cache on the disk of this id again. Idempotent. */

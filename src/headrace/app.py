@@ -358,7 +358,7 @@ class Headrace:
     def cron(
         self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Run the decorated function on a schedule: `@app.cron("0 4 * * *")`."""
+        """Run the decorated function on a schedule, without a payload: `@app.cron("0 4 * * *")`."""
         return self.registry.cron(spec, tz=tz, name=name, **options)
 
     def group(
@@ -380,16 +380,17 @@ class Headrace:
         return self.registry.middleware(around)
 
     def on_item(self, handler: Handler) -> Handler:
-        """Call `handler(item)`, a `def` in a thread, at least once per change of an item."""
+        """Call `handler(item)` at least once per change of an item; a `def` runs in a thread."""
         self._require_unused("fetch", "on_item")
         require_takes("on_item", handler, "item")
         self._item_handlers.append(handler)
         return handler
 
     def before_publish(self, *, changes: Collection[str] = ()) -> Callable[[Check], Check]:
-        """Call the decorated `(item)`, a `def` in a thread, before an item is published or edited.
+        """Call the decorated `(item)` before an item is published or edited.
 
-        It returns None, new values of fields in `changes`, or `headrace.fetch.Hold("reason")`.
+        It returns None, new values of fields in `changes`, or `headrace.fetch.Hold("reason")`. A
+        `def` runs in a thread.
         """
         self._require_unused("fetch", "before_publish")
         if self._publish_check is not None:
@@ -403,7 +404,7 @@ class Headrace:
         return register
 
     def on_post_deleted(self, handler: Handler) -> Handler:
-        """Call `handler(post)`, a `def` in a thread, at least once per deleted post."""
+        """Call `handler(post)` at least once per deleted post; a `def` runs in a thread."""
         self._require_unused("feed", "on_post_deleted")
         require_takes("on_post_deleted", handler, "post")
         self._deletion_handlers.append(handler)

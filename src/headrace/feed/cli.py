@@ -357,7 +357,7 @@ def describe_page(page: Page) -> str:
         + ((post.kind or "-",) if has_kinds else ())
         for post in page.posts
     ]
-    names = ("at", "author", "post", "kind") if has_kinds else ("at", "author", "post")
+    names = ("at (UTC)", "author", "post", *(("kind",) if has_kinds else ()))
     return paged(table(names, rows) if rows else "no posts", page.next)
 
 
@@ -371,7 +371,7 @@ def describe_people(people: People) -> str:
     """A list as a table, with its total and the cursor of the next page."""
     rows = [(f"{one.since_at:%Y-%m-%d %H:%M:%S}", one.id) for one in people.people]
     total = f"{people.total} in total"
-    text = Lines(total, table(("since", "id"), rows)) if rows else total
+    text = Lines(total, table(("since (UTC)", "id"), rows)) if rows else total
     return paged(text, people.next)
 
 

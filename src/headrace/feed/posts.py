@@ -94,8 +94,8 @@ class Posts:
     ) -> Post:
         """Add a post, visible to every follower on the next read. An existing post stays unchanged.
 
-        `at` defaults to now; a later moment delays the post until then. `ref` is passed to handlers
-        of its deletion. Pages can be filtered by `kind`, 1 to 16 of a-z 0-9 _ -. Raises:
+        `at` defaults to now; a later moment delays the post until then. `ref` is passed to
+        `on_post_deleted` handlers. Pages can be filtered by `kind`, 1 to 16 of a-z 0-9 _ -. Raises:
         InvalidFeedId, InvalidPost, PostTaken, PostgresDown.
         """
         new = NewPost(author=author, id=post_id, at=at, ref=ref, kind=kind)

@@ -133,23 +133,23 @@ class JobContext(Generic[P]):
         return None if self._lane is None else JobLane.of(self._lane, self.queue, self._agent)
 
     def done(self, result: Any = None) -> None:
-        """Mark it done, with a result if the task keeps results."""
+        """Mark the job done, with a result if the task keeps results."""
         self.outcome = DONE if result is None else Outcome("done", result=encode_result(result))
 
     def retry(self, after_s: float | None = None, why: str = "") -> None:
-        """Retry it after `after_s` or the default backoff; fail it once its retries are used up."""
+        """Retry the job after `after_s` or the default backoff; without retries left it fails."""
         self.outcome = Outcome("retry", checked_delay_s(after_s), readable_text(why))
 
     def fail(self, why: str | BaseException) -> None:
-        """Fail it permanently."""
+        """Fail the job permanently, without a retry."""
         self.outcome = Outcome("fail", None, readable_text(why))
 
     def cancel(self, why: str = "") -> None:
-        """Cancel it: it is no longer needed. This is no failure."""
+        """Cancel the job, which is no longer needed. This is no failure."""
         self.outcome = Outcome("cancel", None, readable_text(why))
 
     def snooze(self, after_s: float) -> None:
-        """Run it again after `after_s`; no attempt is counted."""
+        """Run the job again after `after_s`; no attempt is counted."""
         self.outcome = Outcome("snooze", delay_of(after_s))
 
     def unstart(self) -> None:
@@ -157,13 +157,13 @@ class JobContext(Generic[P]):
         self.outcome = RETURNED if self._lane is None else UNSTARTED
 
     def send_to(self, queue: str) -> None:
-        """Move it to another queue, unchanged and with all its retries."""
+        """Move the job to another queue, unchanged and with all its retries."""
         if not isinstance(queue, str):
             raise TypeError(f"send_to: expected a queue name, got a {type(queue).__name__}")
         self.outcome = Outcome("moved", queue=queue)
 
     def progress(self, ratio: float, text: str = "") -> None:
-        """Report its progress, 0 to 1; at most 10 reports per second are sent."""
+        """Report the job's progress, 0 to 1; at most 10 reports per second are sent."""
         bounded = 0.0 if math.isnan(ratio) else min(max(float(ratio), 0.0), 1.0)
         if self._agent is not None:
             self._agent.report_progress(self.id, bounded, readable_text(text))

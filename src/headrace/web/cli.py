@@ -142,7 +142,7 @@ def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> Non
         values = [line.values[n] for line in lines.values()]
         if is_recorded:
             rows.append((f"{at:%m-%d %H:%M}", *("" if v is None else f"{v:g}" for v in values)))
-    terminal.show(found, table(("at", *lines), rows))
+    terminal.show(found, table(("at (UTC)", *lines), rows))
 
 
 COMMANDS: Final[list[click.Command]] = [tokens, audit, history]

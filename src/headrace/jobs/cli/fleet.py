@@ -55,7 +55,7 @@ def drain(terminal: Terminal, host: str) -> None:
     terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
 
 
-@fleet.command("undrain", short_help="Stop draining a host.")
+@fleet.command("undrain", short_help="Start jobs on a drained host again.")
 @click.argument("host")
 def undrain(terminal: Terminal, host: str) -> None:
     """Start jobs on HOST again, after `headrace fleet drain`."""
@@ -105,7 +105,7 @@ def minutes(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """Show counts and backlog of QUEUE per minute: the last hour, or a span of up to two days."""
     found = terminal.run(Jobs, lambda jobs: jobs.queues.minutes(queue, **span))
     rows = [(f"{one.minute:%m-%d %H:%M}", *_span_row(one)) for one in found]
-    terminal.show(listing(found), table(("minute", *SPAN_HEAD), rows))
+    terminal.show(listing(found), table(("minute (UTC)", *SPAN_HEAD), rows))
 
 
 @fleet.command("hours", short_help="Show counts of a queue by hour.")
@@ -119,7 +119,7 @@ def hours(terminal: Terminal, queue: str, **span: datetime | None) -> None:
     """
     found = terminal.run(Jobs, lambda jobs: jobs.queues.hours(queue, **span))
     rows = [(f"{one.hour:%m-%d %H:%M}", *_span_row(one)) for one in found]
-    terminal.show(listing(found), table(("hour", *SPAN_HEAD), rows))
+    terminal.show(listing(found), table(("hour (UTC)", *SPAN_HEAD), rows))
 
 
 @fleet.command("load", short_help="Show counts of each queue in the last five minutes.")
@@ -210,7 +210,7 @@ def _decisions(found: list[Decision]) -> str:
         (d.id, f"{d.at:%m-%d %H:%M:%S}", d.host, d.queue, f"{d.before} -> {d.after}", d.code, d.why)
         for d in found
     ]
-    return table(("id", "at", "host", "queue", "slots", "code", "why"), rows)
+    return table(("id", "at (UTC)", "host", "queue", "slots", "code", "why"), rows)
 
 
 def _alerts(found: list[Alert]) -> str:
@@ -224,7 +224,7 @@ def _alerts(found: list[Alert]) -> str:
         )
         for alert in found
     ]
-    return table(("alert", "of", "raised", "cleared", "why"), rows)
+    return table(("alert", "of", "raised (UTC)", "cleared (UTC)", "why"), rows)
 
 
 SPAN_HEAD: Final = (

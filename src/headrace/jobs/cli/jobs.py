@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -336,11 +337,13 @@ def describe_job(job: Job) -> str:
         ("lane", job.lane),
         ("chain", job.chain),
     ]
-    rows += [("due", job.run_at), ("attempts", job.attempt or None), ("losses", job.losses or None)]
-    rows += [("retries", job.retries), ("timeout", job.timeout_s), ("expires", job.expires_at)]
-    rows += [("host", job.host), ("ended", job.ended_at), ("error", job.error)]
+    timeout = None if job.timeout_s is None else f"{job.timeout_s:g} s"
+    rows += [("due", moment(job.run_at)), ("attempts", job.attempt or None)]
+    rows += [("losses", job.losses or None), ("retries", job.retries), ("timeout", timeout)]
+    rows.append(("expires", moment(job.expires_at)))
+    rows += [("host", job.host), ("ended", moment(job.ended_at)), ("error", job.error)]
     if job.failure is not None:
-        rows.append(("failed", f"{job.failure.at}, then retried: {job.failure.error}"))
+        rows.append(("failed", f"{moment(job.failure.at)}, then retried: {job.failure.error}"))
     if job.progress is not None:
         rows.append(("progress", f"{job.progress.ratio:.0%} {job.progress.text}"))
     if job.result is not None:
@@ -349,6 +352,11 @@ def describe_job(job: Job) -> str:
         rows.append(("payload", msgspec.json.encode(job.payload).decode()))
     lines = [f"{name:<10}{value}" for name, value in rows if value is not None]
     return "\n".join([*lines, job.traceback] if job.traceback else lines)
+
+
+def moment(at: datetime | None) -> str | None:
+    """A time for people; None stays None."""
+    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_taken(taken: Taken) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from headrace.jobs.cli.jobs import PAYLOAD, duration, first_line
+from headrace.jobs.cli.jobs import PAYLOAD, duration, first_line, moment
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.bulk import LISTED
 from headrace.jobs.steps import Step, WorkflowRun
@@ -103,8 +103,8 @@ def describe_workflow(found: WorkflowRun) -> str:
         ("workflow", f"{found.id} {found.workflow}"),
         ("version", found.version),
         ("state", found.state.value),
-        ("begun", found.begun_at),
-        ("ended", found.ended_at),
+        ("begun", moment(found.begun_at)),
+        ("ended", moment(found.ended_at)),
         ("waits", found.waits_for),
         ("error", found.error),
         ("result", None if found.result is None else _json(found.result)),

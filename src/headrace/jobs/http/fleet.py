@@ -82,7 +82,7 @@ async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
 
 @post("/v1/fleet/hosts/{host:str}/undrain", status_code=204, opt=WRITE)
 async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Stop draining a host."""
+    """Start jobs on a drained host again."""
     await jobs.fleet.undrain(host)
 
 

@@ -45,7 +45,7 @@ QUEUES_SHOWN_MAX: Final = 50
 
 
 class Fleet:
-    """The fleet of an app; `Jobs.fleet`."""
+    """The hosts that run jobs, with slots, plan and alerts; `Jobs.fleet`."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
@@ -153,18 +153,18 @@ class Fleet:
         )
 
     async def drain(self, host: str) -> None:
-        """Drain a host until `undrain` or its next start; running jobs finish.
+        """Start no more jobs on a host until `undrain` or its next start; running jobs finish.
 
         Raises: HostUnknown.
         """
         await self._set_draining(host, is_draining=True)
 
     async def undrain(self, host: str) -> None:
-        """Stop draining a host. Raises: HostUnknown."""
+        """Start jobs on a drained host again. Raises: HostUnknown."""
         await self._set_draining(host, is_draining=False)
 
     async def forget(self, host: str) -> None:
-        """Forget a lost host that will not return; its alert ends. Raises: HostUnknown, HostRuns.
+        """Remove a lost host from the fleet; its alert ends. Raises: HostUnknown, HostRuns.
 
         A lost host is otherwise listed until it is back, for up to seven days.
         """

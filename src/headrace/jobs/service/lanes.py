@@ -81,7 +81,7 @@ class Lanes:
         await self._set(limiter, lane, is_own=False, is_paused=False, weight=1)
 
     async def pause(self, limiter: str, lane: str) -> None:
-        """Stop leasing a lane's jobs; running jobs continue, limits and weight stay.
+        """Start no more jobs of a lane; running jobs continue, limits and weight stay.
 
         Raises: LimiterUnknown, LaneUnknown.
         """
@@ -89,7 +89,7 @@ class Lanes:
         await self._set(limiter, lane, is_own=None, is_paused=True, weight=None)
 
     async def resume(self, limiter: str, lane: str) -> None:
-        """Lease the lane's jobs again, within its limits.
+        """Start jobs of a lane again, within its limits.
 
         Raises: LimiterUnknown, LaneUnknown.
         """
@@ -160,7 +160,7 @@ class Lanes:
         slack_s: float = SLACK_S,
         is_declared: bool = False,
     ) -> None:
-        """Override the limits of a limiter and of all lanes that follow it.
+        """Override the limits of a limiter, and so of its lanes without limits of their own.
 
         Declarations by code (`is_declared`) no longer change them. Lanes follow in steps of 500;
         the next sweep completes an interrupted call. Raises: InvalidJob.

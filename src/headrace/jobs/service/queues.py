@@ -168,11 +168,11 @@ class Queues:
         return await self.settings(before.queue)
 
     async def pause(self, name: str) -> None:
-        """Stop leasing the queue's jobs; running jobs continue. Raises: QueueUnknown."""
+        """Start no more jobs of a queue; running jobs continue. Raises: QueueUnknown."""
         await self.set(name, paused=True)
 
     async def resume(self, name: str) -> None:
-        """Lease the queue's jobs again. Raises: QueueUnknown."""
+        """Start jobs of a queue again. Raises: QueueUnknown."""
         await self.set(name, paused=False)
 
     async def create(self, name: str) -> None:

@@ -55,7 +55,7 @@ OUTCOMES: Final = {
 
 
 class Takes:
-    """Takes, acks and extensions; `Jobs.takes`."""
+    """Lease jobs to people and other programs, and record their outcomes; `Jobs.takes`."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres

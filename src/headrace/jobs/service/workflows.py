@@ -136,7 +136,7 @@ class Workflows:
         cursor: int | None = None,
         workflows_max: int = 100,
     ) -> JobPage:
-        """A page of the workflows of a name, newest first. Raises: WorkflowUnknown."""
+        """A page of the runs of one workflow, newest first. Raises: WorkflowUnknown."""
         await self._require_known(name)
         queue = WORKFLOW_PREFIX + name
         return await self._jobs.find(

@@ -52,9 +52,9 @@ class QueueOptions(TypedDict, total=False):
     importance: int
     """0 (first) to 9 (last): which queues get slots when slots are scarce."""
     slots: tuple[int, int]
-    """Minimum and maximum of slots in the fleet."""
+    """Minimum and maximum of its slots (worker processes) on all hosts together."""
     tag: str | None
-    """Only hosts with this tag work it."""
+    """Only agents that were started with `--tag` of this name run its jobs."""
     keep_done: str | None
     """How long done jobs are kept, such as 24h; None: they are deleted."""
     keep_result: bool | str
@@ -95,7 +95,7 @@ class TaskOptions(QueueOptions, total=False):
     """Options of a task."""
 
     concurrency: int
-    """Concurrent calls per slot."""
+    """Concurrent calls in one slot (worker process)."""
     payload: Any
     """The payload's type, if the handler has no annotation for it."""
     version: int

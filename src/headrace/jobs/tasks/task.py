@@ -101,9 +101,9 @@ class Queue:
         """A job of this queue, not enqueued yet.
 
         Give the payload, or its fields by name. `unique` is a key that only one unfinished job of
-        the queue has; with `unique_for` also ended ones, for that time. The other options are those
-        of `enqueue_many`. A job for a group's `on_done` may leave out the field `group`, which is
-        added then. Raises: InvalidTask if the arguments do not fit.
+        the queue has; `unique_for` keeps the key for that time from now, also after the end of the
+        job. The other options are those of `enqueue_many`. A job for a group's `on_done` may leave
+        out the field `group`, which is added then. Raises: InvalidTask if the arguments do not fit.
         """
         if others:
             raise InvalidTask(self._positional_error((payload, *others)))
