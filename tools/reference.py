@@ -109,7 +109,7 @@ def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Comma
             yield path, command
         for name, inner in sorted(command.commands.items()):
             yield from leaves(inner, f"{path} {name}")
-    else:
+    elif not command.hidden:
         yield path, command
 
 

@@ -157,7 +157,7 @@ def remove_posts(terminal: Terminal, ids: tuple[str, ...]) -> None:
 @click.argument("viewer")
 @_AUTHORS
 def follow(terminal: Terminal, viewer: str, authors: tuple[str, ...]) -> None:
-    """Let VIEWER follow authors, all or none."""
+    """Let VIEWER follow authors: all of them, or none if one is invalid."""
     changed = terminal.run(Feed, lambda feed: feed.follow(viewer, authors))
     terminal.show({"changed": changed}, f"{viewer} follows {pluralize(changed, 'more author')}")
 

@@ -57,7 +57,11 @@ def views() -> None:
 @click.option(
     "--viewer", default=None, help="Id of the viewer, to count different viewers per day."
 )
-@click.option("--event", default=None, help="Event id; counts once in 24 hours.")
+@click.option(
+    "--event",
+    default=None,
+    help="Id of this call; repeated within 24 hours it counts no second time.",
+)
 @click.option("--class", "traffic", type=CLASS, default="human", show_default=True)
 @click.option("--counter", "counters", multiple=True, help="Also count 1 for this name.")
 def hit_items(

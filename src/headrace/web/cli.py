@@ -125,7 +125,13 @@ MOMENT: Final = Parsed(parse_moment, InvalidSpan, name="moment")
 @click.argument("series", nargs=-1, required=True, metavar="SERIES...")
 @click.option("--from", "from_at", default=None, type=MOMENT, help="First moment.")
 @click.option("--to", "to_at", default=None, type=MOMENT, help="End, not included.")
-@click.option("--by", default=BY[0], show_default=True, type=click.Choice(BY), help="The lines.")
+@click.option(
+    "--by",
+    default=BY[0],
+    show_default=True,
+    type=click.Choice(BY),
+    help="One column for each key (such as an outcome), host or data center.",
+)
 @click.pass_obj
 def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> None:
     """Show SERIES, such as views_hits, in the last hour or up to 30 days.

@@ -61,7 +61,9 @@ _supplemental_option: Final = click.option(
 def _reading_options(command: Any) -> Any:
     """Add the options that determine how a file is read."""
     for option in (
-        click.option("--mapping", help="Mapping of its column names."),
+        click.option(
+            "--mapping", help="Name of a mapping of its column names; see `fetch mapping`."
+        ),
         click.option("--format", "format_name", help="Its format; default: detected."),
         click.option("--customer", required=True, help="Owner of the catalogue."),
     ):
@@ -127,7 +129,7 @@ def _require_file(name: str) -> Path:
 @click.argument("what", metavar="FILE|RUN")
 @click.option("--customer", help="Owner of FILE.")
 @click.option("--format", "format_name", help="Format of FILE; default: detected.")
-@click.option("--mapping", help="Mapping of FILE's column names.")
+@click.option("--mapping", help="Name of a mapping of FILE's column names; see `fetch mapping`.")
 @_supplemental_option
 @click.option("--after", default="", help="Continue after this item.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
@@ -212,7 +214,7 @@ def remove_source(terminal: Terminal, customer: str) -> None:
 @catalogue_group.command("ls", short_help="List sources: the URLs that are read on a schedule.")
 @click.option("--customer", help="Only this customer's.")
 def list_catalogues(terminal: Terminal, customer: str | None) -> None:
-    """List sources, each with its schedule and last result; `fetch run ls` lists runs."""
+    """List the catalogues that are fetched on a schedule, each with its URL and last result."""
     every = terminal.run(Fetch, lambda fetch: fetch.sources.all())
     found = [source for source in every if customer in (None, source.customer)]
     text = sources_table(found) if found else "no sources; `headrace fetch run ls` lists runs"
@@ -227,7 +229,7 @@ def run_group() -> None:
 @run_group.command("ls", short_help="List runs.")
 @click.option("--customer", help="Only this customer's.")
 def list_runs(terminal: Terminal, customer: str | None) -> None:
-    """List the newest runs with their states; `fetch catalogue ls` lists sources."""
+    """List the newest imports of catalogues (runs) with their states."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.newest(customer))
     terminal.show(listing(found), runs_table(found) if found else "no runs")
 
@@ -235,7 +237,7 @@ def list_runs(terminal: Terminal, customer: str | None) -> None:
 @run_group.command("show", short_help="Show a run.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
 def show_run(terminal: Terminal, run_id: int) -> None:
-    """Show the counts of RUN."""
+    """Show state and counts of RUN: its rows, items and photos."""
     found = terminal.run(Fetch, lambda fetch: fetch.runs.get(run_id))
     terminal.show(found, describe_run(found))
 

@@ -103,7 +103,7 @@ def list_results(
     cursor: int | None,
     **span: datetime | None,
 ) -> None:
-    """List published, edited and unpublished items; page with --after the last number."""
+    """List what happened to items: publish, edit, unpublish; oldest first, by number (seq)."""
     is_bounded = cursor is not None or any(span.values())
     if (newest and after) or (is_bounded and not newest):
         raise click.UsageError("--cursor, --from and --to go with --newest, and --after without it")

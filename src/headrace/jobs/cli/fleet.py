@@ -40,8 +40,9 @@ def show(terminal: Terminal) -> None:
     A slot is a worker process. `slots` counts those that run, floating ones included, which serve
     any queue. `capacity` is how many slots bound to queues the host's memory and CPU allow, without
     floating ones. `pressure` is the share of the last minute in which some process waited for a
-    CPU; 0 while Headrace uses less than half of the CPU. The term grows by one each time that
-    another scheduler leads, which means that it makes the plan.
+    CPU; 0 while Headrace uses less than half of the CPU. The plan has the number of slots of each
+    queue on each host. One scheduler, the leader, makes it; the term is the number of leaders so
+    far.
     """
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
@@ -289,7 +290,7 @@ def run(terminal: Terminal, name: str) -> None:
 @crons.command("pause", short_help="Pause a cron.")
 @click.argument("name")
 def pause(terminal: Terminal, name: str) -> None:
-    """Pause cron NAME."""
+    """Enqueue no jobs of cron NAME until `headrace crons resume NAME`."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.pause(name))
     terminal.show(found, f"cron {name} is paused")
 

@@ -223,7 +223,9 @@ def remove(terminal: Terminal, job_id: int) -> None:
 )
 @click.option("--from", "from_at", default=None, type=TIME, help="Ended, or due, from then on.")
 @click.option("--to", "to_at", default=None, type=TIME, help="Ended, or due, before then.")
-@click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
+@click.option(
+    "--id", "ids", multiple=True, type=int, help="Only this job; repeat the option for several."
+)
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 def bulk(
     terminal: Terminal, /, action: str, *, dry_run: bool, older_s: float | None, **choice: Any
@@ -280,12 +282,15 @@ def take(terminal: Terminal, queue: str, **options: Any) -> None:
 @click.option("--fail", multiple=True, type=int, help="A job that failed.")
 @click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
-@click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
+@click.option("--back", multiple=True, type=int, help="A job to return to its queue, unchanged.")
 @click.option("--decide", multiple=True, type=(int, str), metavar="JOB DECISION", help=DECIDE)
 @click.option("--by", default="", help="Who decided, for --decide.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
-    """Record outcomes of jobs that `jobs take` leased; without options all of LEASE_ID are done."""
+    """Record outcomes of jobs that `jobs take` leased; without options all of LEASE_ID are done.
+
+    Repeat an option for several jobs.
+    """
     after_s = options["after_s"]
     given = {
         "done": TakenOutcome(outcome="done"),

@@ -175,7 +175,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     "--weight", default=1, show_default=True, type=int, help="Weight relative to other lanes."
 )
 @click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
-@click.option("--create", is_flag=True, help="Allow a new limiter.")
+@click.option("--create", is_flag=True, help="Create LIMITER if it does not exist.")
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
     """Set the limits of LANE itself; an omitted limit is unlimited, an omitted weight is 1.
 
@@ -287,7 +287,7 @@ def limiter_limits(
 @lanes.command("rm-limiter", short_help="Remove an unused limiter.")
 @click.argument("limiter")
 def remove_limiter(terminal: Terminal, limiter: str) -> None:
-    """Remove LIMITER with its lanes; it must have no queue, no job and no declaration by code."""
+    """Remove LIMITER with its lanes; no queue, job or code may use it."""
     terminal.run(Jobs, lambda jobs: jobs.lanes.remove_limiter(limiter))
     terminal.show({"limiter": limiter, "removed": True}, f"limiter {limiter} is removed")
 

@@ -51,7 +51,7 @@ def nodes() -> None:
 def list_nodes(terminal: Terminal) -> None:
     """List all nodes with address, data center, weight, state and share of the keys.
 
-    `answers`: whether the node answers a probe from this machine.
+    `answers`: whether the node answers a request from this machine.
     """
     found = terminal.run(Media, lambda media: media.nodes.list())
     head = (
@@ -387,7 +387,7 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
     default=20,
     show_default=True,
     type=click.IntRange(1, OBJECTS_MAX),
-    help="The most to list.",
+    help="Maximum number to list.",
 )
 def hottest(terminal: Terminal, objects_max: int) -> None:
     """List the objects requested most from the node of this data folder, in requests per second.
@@ -402,7 +402,9 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
 @media.command("entry", short_help="Print configuration of load balancers or DNS.")
 @click.argument("form", metavar="FORM", type=click.Choice(FORMS))
 @click.option("--listen", help="Address and port that clients connect to: 203.0.113.10:80.")
-@click.option("--dc", help="The data center of this entry; other nodes are its backups.")
+@click.option(
+    "--dc", help="The data center of this load balancer; nodes of others are its backups."
+)
 @click.option("--zone", help="dns: the name of the zone, such as media.example.com.")
 @click.option("--name-server", help="dns: the name server of the zone, such as ns1.example.com.")
 @click.option("--ttl", "ttl_s", type=DURATION, default="30s", show_default=True, help="dns: TTL.")

@@ -41,7 +41,7 @@ def media() -> None:
     default=100,
     type=click.IntRange(1, LIST_OBJECTS_MAX),
     show_default=True,
-    help="The most to list.",
+    help="Maximum number to list.",
 )
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
@@ -59,7 +59,7 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     default=100,
     type=click.IntRange(1, LIST_OBJECTS_MAX),
     show_default=True,
-    help="The most to list.",
+    help="Maximum number to list.",
 )
 def list_folder(terminal: Terminal, prefix: str, after: str, entries_max: int) -> None:
     """List the subfolders and objects directly in the folder PREFIX, by name."""
@@ -208,7 +208,10 @@ BYTE_RATE = Parsed(parse_byte_rate, name="rate")
 @click.option("--address", help="Valid from this address or network only, such as 203.0.113.0/24.")
 @click.option("--rate", type=BYTE_RATE, help="Maximum bytes per second: 65536 or 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
-@click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
+@click.option(
+    "--trace",
+    help="User and request to write into the URL, for `headrace media trace`: user=42,request=r7.",
+)
 @click.option(
     "--prefer", help="Node or data center that the URL leads to first, by media.preferred_url."
 )
