@@ -50,7 +50,9 @@ def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
 
 def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
     if facts is None:
-        return _why(job, "on_the_move", "it is being leased or moved right now: look again")
+        return _why(
+            job, "on_the_move", "it is being started or moved right now: try again in a moment"
+        )
     if facts["is_paused"]:
         text = f"queue {job.queue!r} is paused: `headrace queues resume {job.queue}`"
         return _why(job, "queue_paused", text)
@@ -97,11 +99,20 @@ def _why_in_lane(job: Job, facts: Any) -> Why | None:
 def _why_no_slot(job: Job, facts: Any) -> Why | None:
     text = None
     if facts["slots_max"] == 0:
-        text = "its queue may have no slots: `headrace queues set` gives it more than --slots-max 0"
+        text = (
+            f"queue {job.queue!r} has a maximum of 0 worker processes (slots): raise it with"
+            f" `headrace queues set {job.queue} --slots-max 10`"
+        )
     elif not facts["open_hosts"]:
-        text = "every host that serves its queue is draining: start another, or undrain one"
+        text = (
+            "every host that serves its queue is draining: start another, or run"
+            " `headrace fleet undrain HOST`"
+        )
     elif facts["is_reported"] and not facts["slots"]:
-        text = "no slot is bound to its queue and none floats: see `headrace fleet show`"
+        text = (
+            "no worker process (slot) serves its queue, and none that serves any queue runs: see"
+            " `headrace fleet show`"
+        )
     return None if text is None else _why(job, "no_slot", text)
 
 
