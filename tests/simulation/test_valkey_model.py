@@ -149,6 +149,7 @@ VIEWS_CALLS = st.one_of(
     st.tuples(
         st.just("drop"),
     ),
+    st.tuples(st.just("unflushed"), st.lists(entities, min_size=1)),
     st.tuples(st.just("lag"), st.integers(0, 4)),
 )
 
@@ -193,6 +194,8 @@ class ViewsCalls:
             return await store.mark_deleted(0, [rest[0]])
         if verb == "drop":
             return await store.drop_totals([0])
+        if verb == "unflushed":
+            return await store.unflushed(0, rest[0])
         return (await store.lag(0, through))[0]
 
     async def _correct(self, off, entities):

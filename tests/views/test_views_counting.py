@@ -253,6 +253,30 @@ async def report_flushed(engines):
     await engines.multiplexer.call("headrace_views_flushed_v1", keys, [through, ""])
 
 
+async def test_a_read_is_stale_only_while_hits_of_its_uncached_total_wait(
+    views, engines, flusher, valkey_store
+):
+    """As after an outage of PostgreSQL, during which no total is filled."""
+    await views.hit("ad:1")
+    new, quiet = other_of_shard_1(), "quiet"
+    await hit_without_a_fill(engines, new, 3)
+    read = await views.totals([new, quiet, "ad:1"])
+    assert read == [
+        Total(id=new, total=0, stale=True),
+        Total(id=quiet, total=0),
+        Total(id="ad:1", total=1),
+    ]
+    while await flusher.run_once():
+        pass
+    assert await views.totals([new, quiet]) == [Total(id=new, total=3), Total(id=quiet, total=0)]
+    await views.hit("ad:1")
+    await valkey_store.drop_totals(SHARDS)
+    assert await views.totals(["ad:1"]) == [Total(id="ad:1", total=1, stale=True)]
+    while await flusher.run_once():
+        pass
+    assert await views.totals(["ad:1"]) == [Total(id="ad:1", total=2)]
+
+
 async def test_hits_noted_before_a_report_of_the_flusher_count(views, engines):
     await views.hit("ad:1")
     new = other_of_shard_1()

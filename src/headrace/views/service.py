@@ -6,8 +6,10 @@ read does not write the cache, so items that are only read do not displace those
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -187,6 +189,9 @@ class Views:
     ) -> list[Total]:
         """Add PostgreSQL's totals of missing items; `lost`: positions to return as stale."""
         missing = [name for name, total in zip(names, cached, strict=True) if total is None]
+        unknown = {names[place] for place in lost}
+        # First, because PostgreSQL's totals are to contain what is flushed meanwhile.
+        stale = unknown | await self._unflushed(set(missing) - unknown)
         stored: dict[str, int] | None = None
         try:
             stored = await self._stored(missing)
@@ -194,14 +199,29 @@ class Views:
         except Unavailable:
             totals_unavailable.labels(reason="postgres").inc(len(missing))
         answer = []
-        for place, (name, total) in enumerate(zip(names, cached, strict=True)):
+        for name, total in zip(names, cached, strict=True):
             if total is not None:
                 answer.append(Total(id=name, total=total))
             elif stored is not None:
-                answer.append(Total(id=name, total=stored.get(name, 0), stale=place in lost))
+                answer.append(Total(id=name, total=stored.get(name, 0), stale=name in stale))
             else:
                 answer.append(Total(id=name, total=None, stale=True))
         return answer
+
+    async def _unflushed(self, names: set[str]) -> set[str]:
+        """The items without a cached total that may have hits which PostgreSQL lacks."""
+        by_shard: dict[int, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(shard_of(name, self._shards.count), []).append(name)
+        calls = [self._valkey.unflushed(shard, part) for shard, part in by_shard.items()]
+        try:
+            parts = await asyncio.gather(*calls)
+        except ValkeyDown:
+            totals_unavailable.labels(reason="valkey").inc(len(names))
+            return names
+        found = set(chain.from_iterable(parts))
+        totals_unavailable.labels(reason="behind").inc(len(found))
+        return found
 
     async def _stored(self, names: list[str]) -> dict[str, int]:
         return await self._breaker.call(

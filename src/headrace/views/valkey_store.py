@@ -189,6 +189,11 @@ class ValkeyStore:
         state, filled = await self._call("headrace_views_fill_v1", shard, arguments)
         return filled.decode().split(",") if state == b"ok" else None
 
+    async def unflushed(self, shard: int, entities: Sequence[str]) -> list[str]:
+        """Which entities without a cached total may have hits that PostgreSQL lacks."""
+        reply = await self._call("headrace_views_unflushed_v1", shard, entities, reads=True)
+        return [word.decode() for word in reply]
+
     async def start(self, shard: int) -> str:
         """The start or promotion of the shard's server, to be read before `init`'s offset."""
         reply = await self._call("headrace_views_start_v1", shard, [], keys="q", reads=True)

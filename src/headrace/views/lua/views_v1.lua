@@ -518,6 +518,29 @@ local function fill(keys, args)
   return {'ok', table.concat(totals, ',')}
 end
 
+-- headrace_views_unflushed_v1: find entities whose total in PostgreSQL may lack hits. Read-only.
+-- KEYS[2]: m. ARGV: ids without a cached total. Reply: the ids with a note or, meanwhile, a total;
+-- all ids if entries that are not noted wait for their flush; none if no entry waits.
+local function unflushed(keys, args)
+  local base, through = base_of(keys[1]), redis.call('HGET', keys[2], 'through') or START
+  if not is_after(last_of(keys[1]), through) then
+    return {}
+  end
+  local from = redis.call('HGET', keys[2], 'noted_from')
+  if from and is_after(from, through) then
+    return args
+  end
+  local newer = redis.call('HMGET', base .. 'p', unpack(args))
+  local older = redis.call('HMGET', base .. 'po', unpack(args))
+  local found = {}
+  for i, id in ipairs(args) do
+    if newer[i] or older[i] or redis.call('EXISTS', base .. 'c:' .. id) == 1 then
+      found[#found + 1] = id
+    end
+  end
+  return found
+end
+
 -- Refuse snapshots with fewer corrections from here on.
 local function note_corrections(mark, corrections)
   if tonumber(corrections) > tonumber(redis.call('HGET', mark, 'corrections') or '-1') then
@@ -763,6 +786,7 @@ end
 
 register('headrace_views_hit_v1', hit)
 register('headrace_views_fill_v1', fill)
+register('headrace_views_unflushed_v1', unflushed, 'no-writes')
 register('headrace_views_start_v1', start, 'no-writes')
 register('headrace_views_init_v1', init, 'allow-oom')
 register('headrace_views_pending_v1', pending, 'no-writes')
