@@ -109,7 +109,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
         ),
     ],
     "Views": [
-        Panel("Hits", "ops", {"{{outcome}}": _rate("views_hits_total", "outcome")}),
+        Panel("Views stored", "ops", {"views": _rate("views_flushed_total")}),
         Panel(
             "Age of the oldest hit not in PostgreSQL", "s", {"lag": "max(views_flush_lag_seconds)"}
         ),

@@ -123,7 +123,11 @@ class ViewsConfig:
     )
 
 
-hits_counted = counter("views_hits_total", "Hits by outcome.", outcome=("counted", "refused"))
+hits_counted = counter(
+    "views_hits_total",
+    "Hits by outcome, of the API and of jobs.",
+    outcome=("counted", "refused"),
+)
 totals_read = counter(
     "views_totals_read_total",
     "Totals read, by where they were found: Valkey's cache or PostgreSQL.",
@@ -142,7 +146,8 @@ unreadable_hits = counter(
     "Unreadable stream entries skipped by a flush: another program wrote to the stream.",
 )
 flush_races = counter(
-    "views_flush_races_total", "Flushes discarded because another flusher moved the offset first."
+    "views_flush_races_total",
+    "Flushes discarded because another flusher moved the offset, or a shard was set up, first.",
 )
 streams_broken = counter(
     "views_streams_broken_total",
