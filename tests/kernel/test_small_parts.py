@@ -254,3 +254,16 @@ def test_an_undeclared_label_is_counted_as_other():
         metrics.bound(counter, name, kind=kind).inc()
     found = {sample.labels["kind"] for sample in counter.collect()[0].samples}
     assert found == {"known", "other"}
+
+
+def test_a_short_peak_is_shown_until_the_history_has_read_it(monkeypatch):
+    """An outage of 12 s ends within milliseconds of the reading that shows its length."""
+    at_s = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: at_s[0])
+    shown = metrics.gauge("tests_peak_seconds", "Of this test.")
+    peak, found = metrics.Peak(shown), []
+    for now_s, value in ((0, 0.2), (9, 7.2), (12, 12.1), (12.25, 0.3), (24.5, 0.2), (26, 0.2)):
+        at_s[0] = now_s
+        peak.note(value)
+        found.append(shown.collect()[0].samples[0].value)
+    assert found == [0.2, 7.2, 12.1, 12.1, 12.1, 0.2]

@@ -73,5 +73,6 @@ changes_repaired = counter(
 )
 sweep_lag_s = gauge(
     "feed_sweep_lag_seconds",
-    "Age of the oldest change of the feed that no sweep has compared with Valkey.",
+    "Age of the oldest change of the feed that no sweep has compared with Valkey:"
+    " the highest of the last seconds.",
 )

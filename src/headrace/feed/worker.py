@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Final
 
+from headrace.engines.postgres_errors import PostgresDown
 from headrace.feed import store
 from headrace.feed.apply import Applier
 from headrace.feed.index_recovery import SETTLE_S, Recovery, marks_at
@@ -20,6 +22,7 @@ from headrace.feed.service import Feed
 from headrace.feed.settings import changes_repaired, sweep_lag_s
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.metrics import Peak
 from headrace.kernel.resilience import Backoff, require_not_cancelled, wait_event
 
 RECONNECT: Final = Backoff(0.1, 3.0)
@@ -47,6 +50,7 @@ class Sweeper:
         self._trimmed_s = float("-inf")
         self._scan = b"0"
         self._swept = 0
+        self._lag = Peak(sweep_lag_s)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Sweep until `stop`. Raises: FeedShardsFixed."""
@@ -60,6 +64,10 @@ class Sweeper:
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
                 self._sparse_log.warning("feed_not_swept", error=error.text, failures=failures)
+                if not isinstance(error, PostgresDown):
+                    # Changes wait while Valkey is down; PostgreSQL has their age.
+                    with suppress(Unavailable):
+                        await self._note_lag()
             await wait_event(stop, pause_s)
 
     async def run_once(self, *, older_s: float = OLDER_S, settle_s: float = SETTLE_S) -> int:
@@ -82,11 +90,14 @@ class Sweeper:
             if is_current and status.swept < self._swept:
                 await self._valkey.note(shard, "run", run=status.server_run, swept=self._swept)
         await store.purge_swept(self._postgres, older_s=KEPT_S, rows_max=PURGES_PER_STEP)
-        sweep_lag_s.set(await store.oldest_unswept_s(self._postgres))
+        await self._note_lag()
         if time.monotonic() - self._trimmed_s >= TRIM_EVERY_S:
             self._trimmed_s = time.monotonic()
             await self.trim()
         return state.repaired + swept.missing
+
+    async def _note_lag(self) -> None:
+        self._lag.note(await store.oldest_unswept_s(self._postgres))
 
     async def trim(self) -> None:
         """Delete posts and buckets that are too old for the index."""

@@ -153,4 +153,7 @@ streams_broken = counter(
     "views_streams_broken_total",
     "Streams without their last flushed entry: Valkey lost data, or PostgreSQL is an old copy.",
 )
-flush_lag_s = gauge("views_flush_lag_seconds", "Age of the oldest hit not yet in PostgreSQL.")
+flush_lag_s = gauge(
+    "views_flush_lag_seconds",
+    "Age of the oldest hit not yet in PostgreSQL, the highest of the last seconds.",
+)

@@ -24,6 +24,7 @@ from headrace.engines.postgres_errors import PostgresBusy
 from headrace.engines.valkey import ValkeyDown
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.metrics import Peak
 from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled, wait_event
 from headrace.views import store
 from headrace.views.durability_wait import DurabilityWait, durability_of
@@ -82,6 +83,7 @@ class Flusher:
         self._durability: DurabilityWait | None = None
         self._replicas = 0
         self._min_age_s = 0.0
+        self._lag = Peak(flush_lag_s)
         self._unconfirmed_until_s = float("-inf")
         self._shards: dict[int, ShardFlush] = {}
         self._unreachable: dict[int, float] = {}
@@ -106,7 +108,7 @@ class Flusher:
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
                 self._sparse_log.warning("views_not_flushed", error=error.text, failures=failures)
-                flush_lag_s.set(time.monotonic() - self._caught_up_s)
+                self._lag.note(time.monotonic() - self._caught_up_s)
                 self._reset()
             await wait_event(stop, pause_s)
         with suppress(HeadraceError):
@@ -266,7 +268,7 @@ class Flusher:
             first_ms, shard = min(firsts)
             now_s = await self._if_reachable(shard, self._valkey.now_s(shard)) or 0.0
             lags_s.append(now_s - first_ms / 1000)
-        flush_lag_s.set(max([0.0, *lags_s]))
+        self._lag.note(max([0.0, *lags_s]))
 
     async def _maintain(self) -> None:
         """Sweep unused totals, store viewer counts, delete old ones and expired tombstones."""
