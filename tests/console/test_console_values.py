@@ -446,12 +446,13 @@ def test_the_errors_of_a_first_week_are_bars_by_class_and_later_weeks_have_their
 
 def test_a_killed_media_node_is_counted_although_its_metrics_begin_again():
     marks = [
-        Mark(at=NOW, kind="restart", text="", role="media"),
+        Mark(at=NOW, kind="restart", text="", role="media", causes={"media": 1}),
+        Mark(at=NOW, kind="restart", text="", causes={"api": 1, "media": 3}),
         Mark(at=NOW, kind="deaths", text="", role="media", count=2),
-        Mark(at=NOW, kind="restart", text="", role="agent"),
+        Mark(at=NOW, kind="restart", text="", role="agent", causes={"agent": 1}),
         Mark(at=NOW, kind="start", text="", role="media"),
     ]
-    assert ends_of_media(PanelData(marks)) == 3
+    assert ends_of_media(PanelData(marks)) == 6, "each restart, also of one minute"
     assert ends_of_media(PanelData(error="no answer")) is None
 
 

@@ -183,6 +183,11 @@ async def test_a_restart_differs_from_the_start_of_a_host(tmp_path, postgres, re
     host.write("agent-2", started_s=now_s() - 180)
     host.write("api-3", started_s=now_s())
     await host.pass_s(60)
+    # A role dies twice within a minute, and another one dies, too.
+    for name in ("agent-4", "agent-5", "api-6"):
+        host.write(name, started_s=now_s())
+        await host.pass_s(10)
+    await host.pass_s(30)
     # The whole host is started again; nothing of it was left behind.
     for file in host.folder.glob("*.prom"):
         file.unlink()
@@ -196,8 +201,11 @@ async def test_a_restart_differs_from_the_start_of_a_host(tmp_path, postgres, re
         ("start", "agent started"),
         ("restart", "agent started again"),
         ("restart", "api started again"),
+        ("restart", "agent (2 times), api started again"),
         ("start", "agent, api started"),
     ]
+    again = [(mark.count, mark.causes) for mark in await reader.marks(kind="restart")]
+    assert again == [(1, {"agent": 1}), (1, {"api": 1}), (3, {"agent": 2, "api": 1})]
 
 
 async def test_a_host_stores_one_bounded_row_a_minute_and_old_ones_go(tmp_path, postgres):

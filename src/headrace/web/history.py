@@ -13,7 +13,7 @@ whole; inside a bucket values are assumed to be spread evenly over the logarithm
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -423,13 +423,20 @@ def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
             roles = list(dict.fromkeys(role for role, _, _ in started))
             versions = ", ".join(sorted({version for _, _, version in started}))
             verb = "started again" if is_again else "started"
+            again = Counter[str]()
+            for key, steps in sorted(again_of.items()) if is_again else ():
+                again[key.partition(" ")[0]] += round(steps[index])
+            again = +again
+            named = [f"{role} ({again[role]} times)" if again[role] > 1 else role for role in roles]
             yield Mark(
                 at=span.start_of(index),
                 within_s=span.step_s,
                 kind="deploy" if is_new else "restart" if is_again else "start",
-                text=f"{', '.join(roles)} {verb} on {host}, version {versions}",
+                text=f"{', '.join(named)} {verb} on {host}, version {versions}",
                 host=host,
                 role=roles[0] if len(roles) == 1 else "",
+                count=again.total(),
+                causes=dict(again),
             )
 
 

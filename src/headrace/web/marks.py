@@ -42,9 +42,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str = ""
     """The role that died or started again; empty if several did."""
     count: int = 0
-    """Slots or processes that died."""
+    """Slots or processes that died, or roles that started again."""
     causes: dict[str, int] = {}
-    """Their number by cause, or by kind of process."""
+    """Their number by cause, by kind of process, or by role that started again."""
     engines: list[str] = []
     """The engines of an outage: postgres, valkey or blobs."""
     hosts: list[str] = []

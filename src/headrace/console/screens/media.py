@@ -14,6 +14,7 @@ from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens.media_actions import ACTIONS
 from headrace.console.stored import newest_minute, recent_marks
 from headrace.console.views import (
+    SPAN_S,
     PanelData,
     Rates,
     Room,
@@ -44,6 +45,10 @@ async def view_node(context: ViewContext) -> dict[str, Any]:
         "history": history,
         "config": media.config,
         "figures": figures,
+        "average_s": SPAN_S,
+        "reasons": STATUSES,
+        "cut_words": CUT_WORDS,
+        "block_words": BLOCK_WORDS,
         "disks": disks,
         "hottest": hottest,
         "minute": await newest_minute(context),
@@ -55,9 +60,10 @@ def ends_of_media(marks: PanelData[list[Mark]]) -> int | None:
     """Restarts of media nodes and deaths of their processes in the last hour; None: unknown."""
     if marks.value is None:
         return None
-    restarts = sum(one.kind == "restart" and one.role == "media" for one in marks.value)
+    # A mark of restarts may be of several roles, and of several restarts of each.
+    restarts = (one.causes.get("media", 0) for one in marks.value if one.kind == "restart")
     deaths = (one.count for one in marks.value if one.kind == "deaths" and one.role == "media")
-    return restarts + sum(deaths)
+    return sum(restarts) + sum(deaths)
 
 
 async def view_cluster(context: ViewContext) -> dict[str, Any]:
@@ -182,6 +188,17 @@ OF_NODE: Final = 'role="media"'
 QUANTILES: Final = {"p50": 0.5, "p75": 0.75, "p99": 0.99}
 CUTS: Final = ("client", "source", "stalled", "stop")
 OUTCOMES: Final = ("hit", "miss", "pass")
+CUT_WORDS: Final = {
+    "client": "the client left",
+    "source": "the object store or a disk failed",
+    "stalled": "the client received nothing for too long",
+    "stop": "the node was stopped",
+}
+BLOCK_WORDS: Final = {
+    "hit": "hit: from the cache",
+    "miss": "miss: read from the origin, then cached",
+    "pass": "pass: sent without being cached",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
