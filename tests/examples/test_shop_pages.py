@@ -127,7 +127,7 @@ async def test_missing_and_forbidden_pages_have_a_status(tab):
     for nobody in ("nobody", tab.cookies["bazaar_buyer"]):
         assert (await tab.post(f"/sellers/{nobody}/follow", headers=own)).status_code == 404
     feed = (await tab.get("/feed")).text
-    assert "new adverts of 2 sellers" in feed  # a new visitor follows some
+    assert "adverts of the 2 sellers that you follow" in feed  # a new visitor follows some
     assert "Sofa" in feed
 
 
