@@ -36,6 +36,8 @@ class Bought(Faults):
     """Whole ways from the listing to the feed and back."""
     tracks: int = 0
     ranges: int = 0
+    """Requests for parts of tracks."""
+    range_bytes: int = 0
 
 
 class Buyers:
@@ -95,6 +97,7 @@ class Buyers:
             span = f"bytes={len(received)}-{len(received) + PIECE_BYTES - 1}"
             reply = await media.request("GET", path, headers={"Range": span})
             self.bought.ranges += 1
+            self.bought.range_bytes += len(reply.body)
             if reply.status != 206 or reply.headers.get("content-type") != "audio/wav":
                 self.bought.fault(f"{path} {span}: expected 206 of audio/wav, got {reply.status}")
                 return

@@ -286,7 +286,7 @@ class Demo:
         over = [one.text for one in Faults.outages if one.is_over]
         over = [text for text in over if text not in self._printed]
         self._printed += [*new, *over]
-        at = time.strftime("%H:%M:%S")
+        at = time.strftime("%H:%M:%S UTC", time.gmtime())
         texts = [f"found: {text}" for text in new]
         texts += [f"withdrawn: {text} (later readings show none)" for text in withdrawn]
         return [f"{at}  {text}" for text in [*texts, *over]]
@@ -372,7 +372,7 @@ def leaves(error: Exception) -> Iterator[Exception]:
 def conclusion(faults: list[str], *, is_whole: bool) -> str:
     """The last line; `is_whole`: everything was checked, and no call was refused at the end."""
     if faults:
-        return f"{len(faults)} things did not work"
+        return f"{pluralize(len(faults), 'thing')} did not work"
     return "everything worked" if is_whole else "everything that was checked worked"
 
 

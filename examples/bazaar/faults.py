@@ -51,10 +51,10 @@ class Outage:
         """The outage in one short line."""
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
         first, last = (
-            time.strftime("%H:%M:%S", time.localtime(at)) for at in (self.began_at, self.last_at)
+            time.strftime("%H:%M:%S", time.gmtime(at)) for at in (self.began_at, self.last_at)
         )
         cause = CAUSES.get(self.code, f"with {self.code}" if self.code else "without an error code")
-        return f"refused {cause}: {calls}, {first} to {last}"
+        return f"refused {cause}: {calls}, {first} to {last} UTC"
 
 
 @dataclass(slots=True)

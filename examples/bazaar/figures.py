@@ -21,6 +21,8 @@ _AVERAGED_S: Final = 4.0
 _READ_WITHIN_S: Final = 5.0
 """Figures of the API that are older are marked: they could not be read since."""
 _MB: Final = 1e6
+_UNPROCESSED: Final = ("known", "waiting")
+"""Outcomes of photos that no worker processed; the console's rates are without them, too."""
 _NAMES: Final = {
     "unchanged": "requested and unchanged",
     "known": "known (not requested)",
@@ -111,13 +113,15 @@ class Figures:
         for run in self._desk.runs.values():
             self._photos.update(run.photos_by_outcome)
         self._read_s = time.monotonic()
-        self._rates.add(Sample(self._read_s, (done, sum(self._photos.values()))))
+        processed = sum(n for one, n in self._photos.items() if one not in _UNPROCESSED)
+        self._rates.add(Sample(self._read_s, (done, processed)))
 
     def _visitors_per_second(self) -> tuple[float, ...]:
-        """Requests, bytes of bodies, views and pages. They need no answer of the API."""
-        seen = self._seen
-        requests, views = sum(seen.statuses.values()), self._views_counted()
-        counts = (requests, seen.body_bytes, views, self._followed.pages)
+        """Requests and bytes of photos and tracks, views, pages. They need no answer of the API."""
+        seen, bought = self._seen, self._bought
+        requests = sum(seen.statuses.values()) + bought.ranges
+        body_bytes = seen.body_bytes + bought.range_bytes
+        counts = (requests, body_bytes, self._views_counted(), self._followed.pages)
         self._visitor_rates.add(Sample(time.monotonic(), counts))
         return self._visitor_rates.per_second()
 
@@ -140,7 +144,8 @@ class Figures:
             "jobs": f"{jobs} done/s · {backlog}",
             "fetch": f"{stored} photos/s · {self._items()}",
             "media": f"{requests:.0f} requests/s, {body_bytes / _MB:.1f} MB/s · {self._ranges()}",
-            "views": f"{views:.0f} views/s · {self._views()}, {pending} not yet in PostgreSQL",
+            "views": f"{views:.0f} views/s of adverts · {self._views_counted()} counted,"
+            f" {pending} not yet in PostgreSQL",
             "feed": f"{pages:.0f} pages/s · {self._feeds()}",
             "site": f"{self._bought.pages} pages · {self._buys()}",
             "checks": checks[0],
@@ -157,11 +162,12 @@ class Figures:
         first = (
             "not finished" if progress.first_round_s is None else f"{progress.first_round_s:.1f} s"
         )
-        shown = f"{self._shown} on the site in {self._files} files,"
+        shown = f"{self._shown} photos on the site in {self._files} different files,"
         return [
             f"jobs   {self.jobs_done} done, {self._backlog()}",
             f"fetch  catalogues imported: {self._items()}",
-            f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
+            f"       photos of these catalogues: {self._outcomes()}",
+            f"       {shown} {self._stored_bytes / _MB:.0f} MB",
             (
                 f"       first catalogues of the {fast} fast sellers: {first}; then"
                 f" {progress.changes_right} changed and {progress.repeats_right} unchanged"
@@ -171,8 +177,8 @@ class Figures:
                 f"media  {self._ranges()}, {len(seen.keys)} different ones;"
                 f" {seen.body_bytes / _MB:.0f} MB"
             ),
-            f"       responses by status: {self._answers()}",
-            f"views  {self._views()}",
+            f"       responses to requests of photos by status: {self._answers()}",
+            f"views  {self._views_counted()} views of adverts counted",
             (
                 f"       totals of {self._viewed.lists} lists of adverts read, each twice:"
                 f" {self._viewed.unchanged} unchanged the second time (304)"
@@ -185,9 +191,6 @@ class Figures:
 
     def _ranges(self) -> str:
         return f"{self._seen.photos_whole} photos read in byte ranges"
-
-    def _views(self) -> str:
-        return f"{self._views_counted()} views counted"
 
     def _feeds(self) -> str:
         followed = self._followed

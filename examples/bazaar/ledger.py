@@ -175,11 +175,14 @@ class Ledger:
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
         age_s = time.monotonic() - self._read_s
         age = f" (read {age_s:.0f} s ago)" if age_s > READ_WITHIN_S else ""
-        records = f"{pluralize(sent, 'record')}{age}"
-        rows = [f"{records}: {lost} lost, {doubled} doubled"]
+        sent_text = f"{sent} sent{age}"
+        rows = [f"ledger: {sent_text}, {lost} lost, {doubled} doubled"]
         if allowed:
             permitted = f"{pluralize(allowed, 'view')} that Empty Valkey may lose"
-            rows = [records, f"{lost - allowed} lost besides {permitted}, {doubled} doubled"]
+            rows = [
+                f"ledger: {sent_text}",
+                f"{lost - allowed} lost besides {permitted}, {doubled} doubled",
+            ]
         return [*rows, *(f"not judged yet: {text}" for text in self.open)]
 
     @property

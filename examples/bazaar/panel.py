@@ -49,7 +49,7 @@ WAYS: Final = (
         "slot",
         "Kill a worker process",
         "kill -9 of a process in the middle of the site's jobs.",
-        "The agent notices at once; the jobs it had begun run again elsewhere.",
+        "Headrace starts another one at once; the jobs it had begun run again in other processes.",
         "/jobs/hosts",
     ),
     Way(
@@ -63,7 +63,7 @@ WAYS: Final = (
     Way(
         "valkey",
         "Empty Valkey",
-        "FLUSHALL: every hot key is deleted.",
+        "FLUSHALL: all data in Valkey is deleted.",
         "Feeds and totals are read from PostgreSQL until they are filled again. Views of the last"
         " few seconds are the only thing that can be lost.",
         "/feed/index",

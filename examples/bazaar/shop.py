@@ -22,6 +22,7 @@ from examples.bazaar.shops import shop_named
 from examples.bazaar.storefront import (
     ASSETS,
     BUYER_COOKIE,
+    FOLLOWED_MAX,
     Asked,
     Page,
     Shop,
@@ -212,7 +213,7 @@ async def show_feed(request: Asked, shop: Given) -> Page:
     await shop.welcome(request)
     buyer = buyer_of(request)
     posts = (await shop.headrace.feed.page(buyer, FEED_POSTS)).posts
-    followed = await shop.headrace.feed.follows.following(buyer, FEED_POSTS)
+    followed = await shop.headrace.feed.follows.following(buyer, FOLLOWED_MAX)
     sellers = [str(person.id) for person in followed.people]
     cards = await shop.cards_of_posts(posts)
     return shop.page(request, "feed.html", sellers=sellers, cards=cards)

@@ -76,7 +76,8 @@ class Story:
                 return
             if not is_reported:
                 print(
-                    f"an earlier run was interrupted: its {left} jobs run first, for up to 40 s\n",
+                    f"an earlier run was interrupted: its open jobs ({left}) run first, for"
+                    f" up to {LEFT_OVER_S:.0f} s\n",
                     flush=True,
                 )
                 is_reported = True

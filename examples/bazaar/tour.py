@@ -43,8 +43,8 @@ STEPS: Final = (
     Step(
         2,
         "Every view is counted once",
-        "Open an advert and load it again: its count rises by one, in addition to about a hundred"
-        " simulated visitors. The console shows its views by hour and day.",
+        "Open an advert and load it again: its count rises by one for you, and by one for each view"
+        " of a simulated visitor meanwhile. The console shows its views by hour and day.",
         path="/items/velo-ada/velo-ada-0002",
         place="an advert",
         screen="/views/entity?id=velo-ada%3Avelo-ada-0002",

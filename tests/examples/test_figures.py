@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,7 @@ def figures():
 
 
 CHECKS = [
-    "0 wrong answers · 66053 records",
+    "0 wrong answers · ledger: 66053 sent",
     "0 lost besides 261 views that Empty Valkey may lose, 0 doubled",
 ]
 
@@ -76,9 +77,18 @@ def test_no_line_is_cut_on_80_columns(figures):
     lines = [re.match(r"[ \d]+(?: s)? +(\w+) +(.*)", row).groups() for row in rows[:7]]
     texts = dict(lines)
     assert texts["jobs"] == "381 done/s · 39 in progress, 14 waiting, 2 failed, 359 to review"
-    assert texts["views"].endswith("/s · 53415 views counted, 156 not yet in PostgreSQL")
+    assert texts["views"].endswith("/s of adverts · 53415 counted, 156 not yet in PostgreSQL")
     assert texts["checks"] == CHECKS[0]
     assert rows[7].strip() == CHECKS[1]
+
+
+def test_the_rate_of_media_includes_tracks(figures):
+    """The console counts what the node answered, whoever requested it."""
+    figures._visitor_rates = Rates()
+    figures._visitor_rates.add(Sample(time.monotonic() - 2, (0, 0, 0, 0)))
+    figures._seen.statuses.update({206: 40})
+    figures._bought.ranges, figures._bought.range_bytes = 60, 8_000_000
+    assert "media  50 requests/s, 4.0 MB/s" in "\n".join(figures.lines(CHECKS))
 
 
 def test_figures_that_could_not_be_read_are_marked(figures):
@@ -87,7 +97,7 @@ def test_figures_that_could_not_be_read_are_marked(figures):
     assert jobs.endswith("jobs   - done/s · not readable for 17 s")
     assert "fetch  - photos/s · 50/50 sellers" in fetch
     assert "requests/s" in media
-    assert views.endswith("53415 views counted, - not yet in PostgreSQL")
+    assert views.endswith("53415 counted, - not yet in PostgreSQL")
 
 
 def test_the_summary_names_expected_errors_and_earlier_failures(figures):
@@ -96,7 +106,7 @@ def test_the_summary_names_expected_errors_and_earlier_failures(figures):
     figures._seen.statuses.update({206: 30})
     figures._viewed.lists, figures._viewed.unchanged = 44, 43
     text = "\n".join(figures.summary(CHECKS))
-    assert "photos: 90 stored, 12 failed before (not requested);" in text
+    assert "photos of these catalogues: 90 stored, 12 failed before (not requested)\n" in text
     assert "totals of 44 lists of adverts read, each twice: 43 unchanged the second time" in text
     assert text.count("206: 30\n") == 1
     figures._seen.statuses[416] = 7

@@ -122,8 +122,8 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
         text = (await site.get(path)).text
         assert "1 wrong answer or error found" in text
         assert "feed of follower2 is missing 1 post" in text
-        assert "else lost 2, doubled 0</b>" in text
-        assert "8 views lost, as promised when Valkey" in text
+        assert "besides: 2 lost, 0 doubled</b>" in text
+        assert "8 views lost, which Headrace permits when Valkey" in text
         assert "stopped for 10 s, working again 0.7 s after that" in text
 
 
@@ -217,9 +217,9 @@ async def test_views_that_are_missing_after_the_flush_are_lost(ledger):
     ledger.answers["lag"] = FLUSHED
     line = await readings(ledger)
     assert (line.lost, line.waiting) == (27, 0)
-    assert ledger.summary == ["30 records: 27 lost, 0 doubled"]
+    assert ledger.summary == ["ledger: 30 sent, 27 lost, 0 doubled"]
     ledger._read_s -= 17
-    assert ledger.summary == ["30 records (read 17 s ago): 27 lost, 0 doubled"]
+    assert ledger.summary == ["ledger: 30 sent (read 17 s ago), 27 lost, 0 doubled"]
     assert ledger.faults == {"views": "views: 27 lost, 0 doubled"}
 
 
@@ -228,7 +228,7 @@ async def test_the_summary_states_permitted_losses_beside_others(ledger):
     assert await ledger.give_up_views(26) == 26
     await readings(ledger)
     verdict = "1 lost besides 26 views that Empty Valkey may lose, 0 doubled"
-    assert ledger.summary == ["30 records", verdict]
+    assert ledger.summary == ["ledger: 30 sent", verdict]
 
 
 @pytest.mark.parametrize("cause", ["a break", "an outage"])
