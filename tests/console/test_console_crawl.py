@@ -164,7 +164,7 @@ def shown_rows(stack):
     yield f"/console/jobs/jobs/{waits}", texts
     top = stack.call("GET", "/v1/views/top?window=24h&limit=20")[0]
     yield "/console/views?limit=20", (top["id"], f"{top['views']:,}")
-    yield "/console/views/entity?id=ad%3A39&span=2d", ("118", "By bot", "human")
+    yield "/console/views/entity?id=ad%3A39&span=2d", ("118", "Views by bot", "human")
     for post, shown in VISIBILITY.items():
         yield f"/console/feed/why?viewer=anna&post={post}", shown
     yield "/console", ("queue broken: ", " failed jobs since ")

@@ -110,8 +110,19 @@ def test_the_flush_state_is_that_of_the_worst_shard():
     flush = flush_of(PanelData(shards)).value
     assert (flush.pending, flush.oldest_s, flush.alone, flush.tone) == (3, 90.0, 0, "bad")
     assert flush_of(PanelData(error="away")).error == "away"
-    words = [flush_of(PanelData(found)).value.word for found in (shards, shards[:1], [])]
-    assert words == ["flush is late", "flushing", "flushed"]
+    alone = [ShardLag(shard=0, through="0-1", pending=10_000, oldest_s=1.0, flusher=None)]
+    flushes = [flush_of(PanelData(found)).value for found in (shards, alone, shards[:1], [])]
+    assert [one.word for one in flushes] == ["flush is late", "no flusher", "flushing", "flushed"]
+    assert [one.tone for one in flushes] == ["bad", "bad", "good", "good"]
+    assert flushes[1].pending_text == "10,000 or more", "the calls of a shard are counted to 10,000"
+    [issue] = views_issues(PanelData([replace_lag(shards[0], 40.0)]))
+    assert issue.subject == "views: flush is late"
+    assert flush_of(PanelData([replace_lag(shards[0], 40.0)])).value.word == "flush is late"
+
+
+def replace_lag(shard, oldest_s):
+    """The shard with another age of its oldest call."""
+    return msgspec.structs.replace(shard, oldest_s=oldest_s)
 
 
 def test_cells_of_wide_tables_carry_the_names_of_their_columns():

@@ -215,10 +215,10 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
             tones={"failed": "bad", "refused": "warn"},
             brush="/fetch/photos|photos",
         ),
-        Spec("fetch_classes", "Requests by timeout class"),
-        Spec("fetch_bytes", "Received", "line", "bytes/s", factor=BYTES_PER_S),
-        Spec("fetch_first_byte", "Time to first byte", "line"),
-        Spec("fetch_first_byte", "Time to first byte of each request", "heat"),
+        Spec("fetch_classes", "Photo requests by timeout class"),
+        Spec("fetch_bytes", "Bytes of photos received", "line", "bytes/s", factor=BYTES_PER_S),
+        Spec("fetch_first_byte", "Time to first byte of photo requests", "line"),
+        Spec("fetch_first_byte", "Time to first byte of each photo request", "heat"),
     ),
     "views": (
         # Every hit passes a flusher, whichever process counted it. Only roles record refused hits.
@@ -241,7 +241,7 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
     "media": (
         Spec("media_requests", "Requests by status", groups=STATUS_GROUPS, tones=HTTP_TONES),
         Spec("media_blocks", "Blocks by cache result", tones={"miss": "warn"}),
-        Spec("media_bytes", "Sent by source", "stack", "bytes/s", factor=BYTES_PER_S),
+        Spec("media_bytes", "Bytes sent by source", "stack", "bytes/s", factor=BYTES_PER_S),
         Spec("media_ttfb", "Time to first byte", "line"),
         Spec("media_ttfb", "Time to first byte of each request", "heat"),
         Spec("media_reads", "Blocks read from the object store", tones={"failed": "bad"}),

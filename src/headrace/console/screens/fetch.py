@@ -66,6 +66,12 @@ WORDS: Final[dict[RunState, str]] = {
     RunState.DONE: "Applied. All photos are processed and all results delivered.",
 }
 REVIEW: Final = "The catalogue was read and compared. No items were changed. Apply or discard it."
+NAMES: Final[dict[RunState, str]] = {
+    RunState.BRINGING: "downloading",
+    RunState.DRY: "dry run",
+    RunState.SUPERSEDED: "replaced",
+}
+"""States whose name is not that of the API."""
 TONES: Final[dict[RunState, str]] = {
     RunState.BRINGING: "warn",
     RunState.READING: "warn",
@@ -87,6 +93,16 @@ class RunLine:
     tone: str
     photos_decided: int
     photos_bad: int
+
+    @property
+    def state(self) -> str:
+        """The state for people."""
+        return NAMES.get(self.run.state, self.run.state.value)
+
+    @property
+    def words(self) -> str:
+        """The state as a sentence."""
+        return REVIEW if self.run.reason == REVIEW_REASON else WORDS[self.run.state]
 
     @property
     def ratio(self) -> float | None:
@@ -157,7 +173,6 @@ async def view_run(context: ViewContext) -> dict[str, Any]:
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
     return {
         "line": line_of(run),
-        "words": REVIEW if run.reason == REVIEW_REASON else WORDS[run.state],
         "reason": texts.of_run(run),
         "board": board,
         "boards": BOARDS,
@@ -256,7 +271,8 @@ async def view_item(context: ViewContext) -> dict[str, Any]:
     item = await context.fetch.items.get(
         context.params["customer"], context.query.text("id", most=400)
     )
-    return {"item": item}
+    texts = Texts.load(config=context.fetch.config)
+    return {"item": item, "texts": {one.outcome: texts.outcome(one.outcome) for one in item.photos}}
 
 
 def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:

@@ -10,7 +10,9 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from headrace.console.actions import Action, Field
+from headrace.console.format import format_count
 from headrace.console.history import board_of
+from headrace.console.screens.health_rooms import VIEWS_LAG_S
 from headrace.console.views import (
     Chart,
     Line,
@@ -53,8 +55,8 @@ TONES: Final = {
     Traffic.OWNER: "good",
     Traffic.STAFF: "",
 }
-LATE_S: Final = 60.0
-"""A flush lag above this is an issue; usual values are a second or two."""
+PENDING_COUNTED: Final = 10_000
+"""The calls of a shard are counted up to about this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Flush:
     """Flush lag over all shards."""
 
     pending: int
+    is_capped: bool
+    """There are more pending calls than were counted."""
     oldest_s: float
     shards: int
     alone: int
@@ -70,14 +74,21 @@ class Flush:
     @property
     def tone(self) -> str:
         """Tone of the state."""
-        return "bad" if self.alone or self.oldest_s > LATE_S else "good"
+        return "bad" if self.alone or self.oldest_s > VIEWS_LAG_S else "good"
 
     @property
     def word(self) -> str:
         """State in one or two words."""
-        if self.tone == "bad":
+        if self.oldest_s > VIEWS_LAG_S:
             return "flush is late"
+        if self.alone:
+            return "no flusher"
         return "flushing" if self.pending else "flushed"
+
+    @property
+    def pending_text(self) -> str:
+        """The pending calls: `3`, or `10,000 or more`."""
+        return format_count(self.pending) + (" or more" if self.is_capped else "")
 
 
 async def view_top(context: ViewContext) -> dict[str, Any]:
@@ -97,6 +108,9 @@ async def view_top(context: ViewContext) -> dict[str, Any]:
         "history": history,
         "window": window,
         "windows": choices(WINDOWS),
+        "since_at": (context.now_at - timedelta(seconds=WINDOWS[window])).replace(
+            minute=0, second=0, microsecond=0
+        ),
         "traffic": traffic,
         "classes": choices(CLASSES),
         "limit": limit,
@@ -169,7 +183,8 @@ async def view_lag(context: ViewContext) -> dict[str, Any]:
         "shards": lag,
         "flush": flush_of(lag),
         "durability": views.config.durability,
-        "late_s": LATE_S,
+        "late_s": VIEWS_LAG_S,
+        "pending_counted": PENDING_COUNTED,
         "hours_from": hours_from,
         "changes_kept_s": views.config.changes_kept_s,
     }
@@ -182,6 +197,7 @@ def flush_of(lag: PanelData[list[ShardLag]]) -> PanelData[Flush]:
         return PanelData(error=lag.error)
     flush = Flush(
         pending=sum(shard.pending for shard in shards),
+        is_capped=any(shard.pending >= PENDING_COUNTED for shard in shards),
         oldest_s=max((shard.oldest_s for shard in shards), default=0.0),
         shards=len(shards),
         alone=sum(shard.flusher is None for shard in shards),
