@@ -87,7 +87,7 @@ class Breaker:
 
     async def _carry_out(self, asked: Break) -> None:
         self._records.note_break(asked.id, began_at=time.time())
-        expecting = asyncio.create_task(_keep_expecting())
+        expecting = asyncio.create_task(self._keep_expecting())
         try:
             note = await self._ways[asked.kind](asked.id)
             self._records.note_break(asked.id, recovered_at=time.time(), note=note)
@@ -100,6 +100,12 @@ class Breaker:
         finally:
             expecting.cancel()
             Faults.expect()
+
+    async def _keep_expecting(self) -> None:
+        while True:
+            Faults.expect()
+            await asyncio.to_thread(self._records.keep_asked)
+            await asyncio.sleep(1)
 
     def _over(self, break_id: int) -> None:
         self._records.note_break(break_id, ended_at=time.time())
@@ -187,7 +193,7 @@ class Breaker:
         return (
             f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
             f" {given_up} of the last {unflushed_max} views had not reached PostgreSQL and are"
-            " lost: the one loss that Headrace permits, as its promises of views state"
+            " lost: the one loss that Headrace permits (docs/promises.md)"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:
@@ -331,12 +337,6 @@ async def flush_valkey(run_folder: Path) -> int:
     if answer.strip() != b"+OK":
         raise NotDoneError(f"Valkey refused: {answer.decode(errors='replace').strip()}")
     return keys
-
-
-async def _keep_expecting() -> None:
-    while True:
-        Faults.expect()
-        await asyncio.sleep(1)
 
 
 def _title_of(pid: int) -> str:

@@ -224,6 +224,15 @@ class Records:
                 or 0
             )
 
+    def keep_asked(self) -> None:
+        """Keep requested faults that wait for the end of another one from being forgotten."""
+        now = time.time()
+        with self._connection() as connection:
+            connection.execute(
+                "UPDATE break SET asked_at = ? WHERE began_at IS NULL AND asked_at > ?",
+                (now, now - ASKED_S),
+            )
+
     def next_break(self) -> Break | None:
         """The oldest requested fault that has not begun."""
         waiting = [one for one in self.breaks(20) if one.began_at is None and one.is_open]

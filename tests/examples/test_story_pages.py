@@ -13,7 +13,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
-from examples.bazaar import panel
+from examples.bazaar import panel, records
 from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.breaks import flush_valkey, others_text
 from examples.bazaar.demo import Demo
@@ -153,6 +153,20 @@ async def test_a_press_leads_to_its_result_which_names_the_silent_seller(site, s
     assert "breaking …" in text
     assert f"{shop.title} is silent." in text
     assert "/fetch/hosts?customer=velo-ada" in text
+
+
+async def test_a_fault_that_waits_for_another_is_not_forgotten(site, stores, monkeypatch):
+    first, second = (stores[1].ask_break(kind) for kind in ("seller", "valkey"))
+    now = time.time()
+    stores[1].note_break(first, began_at=now)
+    for _ in range(3):
+        now += 20
+        monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda now=now: now))
+        stores[1].keep_asked()
+    assert stores[1].next_break().id == second
+    assert "faults are carried out one after the other" in (await site.get("/break")).text
+    monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda: now + 31))
+    assert stores[1].next_break() is None, "no demo runs"
 
 
 def test_the_note_of_a_silent_seller_names_what_others_did():
