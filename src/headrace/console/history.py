@@ -447,7 +447,7 @@ class _Loader:
         if found.kind == "time" and self._by == "key":
             lines = lines[::-1]
         lines = [
-            Line(one.label, [_scaled(value, spec.factor) for value in one.values], one.tone)
+            Line(one.label, [_scaled(value, spec, found) for value in one.values], one.tone)
             for one in busiest(lines)
         ]
         kind = "line" if found.kind != "count" else spec.kind
@@ -482,8 +482,12 @@ def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
     return found
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else _digits(value * factor)
+def _scaled(value: float | None, spec: Spec, found: SeriesHistory) -> float | None:
+    if value is None:
+        return None
+    # A recorded minute has 59.9 or 60.1 s, and 5 photos are 5 photos/min.
+    is_rate = found.kind == "count" and spec.factor == 1 and value >= 1
+    return round(value, 1) if is_rate else _digits(value * spec.factor)
 
 
 def _digits(value: float) -> float:

@@ -196,7 +196,9 @@ ACTIONS: Final = (
         fields=(
             CUSTOMER,
             Field("file", "File", kind="file", hint="CSV, Excel, JSON, XML, or gzip."),
-            Field("mapping", "Mapping", required=False, hint="Name of a mapping for foreign formats."),
+            Field(
+                "mapping", "Mapping", required=False, hint="Name of a mapping for foreign formats."
+            ),
         ),
     ),
     Action(

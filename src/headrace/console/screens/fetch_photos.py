@@ -184,7 +184,7 @@ async def view_study(context: ViewContext) -> dict[str, Any]:
         "weeks": weeks,
         "times": Chart(
             xs=list(range(len(times))),
-            unit="downloads by time",
+            unit="downloads",
             lines=[Line("downloads", [one.downloads for one in times])],
             kind="bars",
             labels=[f"{one.up_to_s:g} s" for one in times],
