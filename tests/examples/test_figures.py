@@ -83,7 +83,7 @@ def test_no_line_is_cut_on_80_columns(figures):
 
 
 def test_the_rate_of_media_includes_tracks(figures):
-    """The console counts what the node answered, whoever requested it."""
+    """The console counts all answers of the node."""
     figures._visitor_rates = Rates()
     figures._visitor_rates.add(Sample(time.monotonic() - 2, (0, 0, 0, 0)))
     figures._seen.statuses.update({206: 40})
