@@ -72,7 +72,7 @@ async def test_each_console_of_a_site_with_three_servers_names_a_failover(
             for visitor in visitors:
 
                 async def is_over(visitor=visitor):
-                    return not await shows(visitor, "postgres is down")
+                    return not await shows(visitor, "PostgreSQL is down")
 
                 await wait_true(is_over, what="each console shows its end")
 
@@ -89,7 +89,7 @@ async def test_health_states_of_a_silent_object_store_what_readyz_states(
             engines = (await at.get("/readyz")).json()["engines"]
             page = (await at.get("/console")).text
     assert engines["blobs"] == "down"
-    assert "blobs is down" in page
+    assert "object store is down" in page
     assert "answers slowly" not in page
 
 

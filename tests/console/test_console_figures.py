@@ -15,6 +15,7 @@ from markupsafe import Markup
 from headrace.console.chart_lines import COLORS, LINES_MAX, colors_of, largest_queues
 from headrace.console.rendering import FILTERS
 from headrace.console.screens import ROOMS, health, health_rooms
+from headrace.console.screens.cards import RoomRates, card_error, jobs_card
 from headrace.console.screens.fetch import TONES, WORDS
 from headrace.console.screens.health import (
     backup_issues,
@@ -30,7 +31,6 @@ from headrace.console.screens.health_rooms import (
     views_issues,
 )
 from headrace.console.screens.media import bound_s, kind_of, parents_of
-from headrace.console.screens.overview import RoomRates, card_error, jobs_card
 from headrace.console.screens.views import chart_of, flush_of
 from headrace.console.views import (
     NO_ANSWER,
@@ -360,7 +360,7 @@ def test_a_panel_without_an_answer_in_time_is_a_warning():
     slow = PanelData(error="no answer within 3 s", is_slow=True)
     engines = {"valkey": PanelData(error="refused"), "blobs": PanelData(value=True)}
     assert [(one.tone, one.subject) for one in engine_issues(engines)] == [
-        ("bad", "valkey is down")
+        ("bad", "Valkey is down")
     ]
     [line] = unreadable_issues({"Jobs": ("/jobs", slow)}, engines)
     assert line.tone == "warn"

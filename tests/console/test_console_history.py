@@ -20,8 +20,8 @@ from recorded import QUEUES, record
 from served import app_of, serving, visiting
 from tests.kit.waiting import wait_true
 
-from headrace.console.history import MARK_NAMES
-from headrace.console.screens.overview import RoomRates, fetch_card, media_card
+from headrace.console.chart_marks import MARK_NAMES
+from headrace.console.screens.cards import RoomRates, fetch_card, media_card
 from headrace.console.stored import newest_minute, read_minute
 from headrace.console.views import PanelData, Rates
 from headrace.engines.endpoints import Endpoints
@@ -139,7 +139,7 @@ async def test_a_minute_without_growth_gives_no_rates_and_no_charts(served):
     async with visiting(*served) as visitor:
         page = (await visitor.get("/console/views?range=6h")).text
         overview = (await visitor.get("/console")).text
-    assert "up to 75 s after they happened" in overview
+    assert "up to 85 s after they happened" in overview
     assert (
         "Nothing in this time: Views written to PostgreSQL, Hits refused by the API and jobs, "
         in page
@@ -162,8 +162,8 @@ async def test_the_overview_lists_the_outages_of_a_day(tmp_path, database_url, r
             for row in table.split("<tr>")[2:]
         ]
         assert [[row[0], *row[2:]] for row in found] == [
-            ["valkey", "44 s", "alpha, beta", "connection refused"],
-            ["postgres", "at least 90 s", "gamma", "no answer in time, then read-only"],
+            ["Valkey", "44 s", "alpha, beta", "connection refused"],
+            ["PostgreSQL", "at least 90 s", "gamma", "no answer in time, then read-only"],
         ]
         assert all(re.fullmatch(r"[\d-]{10} [\d:]{8} UTC", row[1]) for row in found)
         headers = {"authorization": f"Bearer {await at.token('metrics:read')}"}
@@ -236,10 +236,10 @@ async def test_until_rates_are_measured_those_of_the_last_minute_are_shown_with_
     minute = await newest_minute(context)
     assert minute.rate_per_s("media_requests") > 0
     card = media_card(rates, RoomRates(rates, minute), is_installed=True)
-    assert card.at == f"minute to {minute.ended_at:%H:%M}"
+    assert card.span == f"all hosts, minute to {minute.ended_at:%H:%M} UTC"
     assert float(card.rate) > 0
     unrecorded = media_card(rates, RoomRates(rates, None), is_installed=True)
-    assert (unrecorded.rate, unrecorded.at) == ("measuring", "")
+    assert (unrecorded.rate, unrecorded.span) == ("measuring", "")
     # Without an import no photo was requested, so there is no rate that could be unknown.
     fetch = fetch_card(rates, RoomRates(rates, None), PanelData([]))
     assert (fetch.rate, fetch.unit) == ("no photos yet", "")

@@ -8,7 +8,7 @@ from tests.kit.waiting import wait_true
 
 from headrace import Headrace
 
-VIEWS_STORED = re.compile(r">([0-9.,]+) <small>stored/s</small>")
+VIEWS_STORED = re.compile(r">([0-9.,]+) <small>views stored/s</small>")
 
 
 async def test_views_that_an_own_process_counted_are_in_the_rate_of_the_overview(stack):

@@ -197,8 +197,8 @@ async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url, 
             postgres.set(RESET)
             page = await at.get("/console")
             assert page.status_code == 200
-            assert "postgres is down" in page.text
-            assert "valkey is down" in page.text
+            assert "PostgreSQL is down" in page.text
+            assert "Valkey is down" in page.text
             assert page.text.count("headrace doctor") == 1, "the remedy is stated once"
             cookies = [
                 {"name": name, "value": value, "url": f"{address}/console"}
@@ -207,12 +207,12 @@ async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url, 
             async with browsing(chromium, address, cookies=cookies) as screen:
                 await screen.open("/console")
                 state = screen.page.locator("#live-state")
-                await state.get_by_text(re.compile("^not live: postgres")).wait_for()
+                await state.get_by_text(re.compile("^not live: PostgreSQL")).wait_for()
             for path, name in (
                 ("", "State of the queues"),
                 ("/hosts", "State of the hosts"),
-                ("/decisions", "Decisions"),
-                ("/jobs", "The list"),
+                ("/decisions", "Slot decisions"),
+                ("/jobs", "List of jobs"),
                 ("/lanes", "Limiters"),
                 ("/crons", "Crons"),
                 ("/alerts", "Alerts"),

@@ -25,6 +25,7 @@ from headrace.console.format import (
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
+from headrace.console.screens.cards import sweep_lag_s
 from headrace.console.screens.fetch_photos import errors_chart
 from headrace.console.screens.fleet import QueueRow, _key
 from headrace.console.screens.health import (
@@ -38,7 +39,7 @@ from headrace.console.screens.health import (
 from headrace.console.screens.job_actions import job_number
 from headrace.console.screens.jobs import moments_of, step_bars
 from headrace.console.screens.media import ends_of_media, served_from
-from headrace.console.screens.overview import health_of, sweep_lag_s
+from headrace.console.screens.overview import health_of
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query, Rates, parse_series, row_id
 from headrace.engines.commit_wait import CommitWait
@@ -280,7 +281,7 @@ def test_failures_and_unreadable_sources_are_issues():
         "Fetch": ("/fetch", None),
     }
     [line] = unreadable_issues(sources, {})
-    assert (line.tone, line.subject) == ("bad", "Views: no data")
+    assert (line.tone, line.subject) == ("bad", "no data for Views")
     assert line.text == "no answer within 3 s"
 
 
@@ -289,12 +290,14 @@ def test_failures_and_unreadable_sources_are_issues():
     [
         ([], ("no problems detected", "good")),
         (["warn"], ("1 warning", "warn")),
-        (["warn", "bad", "bad"], ("2 problems", "bad")),
+        (["warn", "bad", "bad"], ("2 problems, 1 warning", "bad")),
     ],
 )
 def test_health_is_that_of_the_worst_issue(tones, health):
     problems = [Issue(tone=tone, subject="s", href="/", text="t", fix="") for tone in tones]
     assert health_of(problems) == health
+    text, tone = health_of(problems, is_partial=True)
+    assert (text, tone) == (f"{health[0]} in what your token may read", health[1])
 
 
 def test_many_alerts_are_summarized():
@@ -312,18 +315,21 @@ def test_many_alerts_are_summarized():
 
 
 @pytest.mark.parametrize(
-    ("ready", "leased", "load", "done_per_s", "state"),
+    ("backlog", "load", "done_per_s", "state"),
     [
-        (0, 0, 0.0, 0.0, "idle"),
-        (0, 0, 0.88, 5.0, "caught up"),
-        (9, 2, 1.31, 5.0, "behind"),
-        (9, 0, None, 0.0, "waiting"),
-        (9, 0, 0.5, 5.0, "running"),
-        (0, 2, 0.5, 0.0, "running"),
+        ((0, 0, None), 0.0, 0.0, "idle"),
+        ((0, 0, None), 0.88, 5.0, "caught up"),
+        ((9, 2, 31.0), 1.31, 5.0, "behind"),
+        ((9, 2, 29.0), 4.0, 5.0, "running"),
+        ((9, 0, 31.0), None, 0.0, "waiting"),
+        ((9, 0, 31.0), 0.5, 5.0, "running"),
+        ((0, 2, None), 0.5, 0.0, "running"),
     ],
 )
-def test_queue_states(ready, leased, load, done_per_s, state):
-    status = SimpleNamespace(paused=False, is_known=True, ready=ready, leased=leased)
+def test_queue_states(backlog, load, done_per_s, state):
+    """The backlog: waiting and leased jobs, and the age of the oldest due one."""
+    figures = dict(zip(("ready", "leased", "oldest_ready_age_s"), backlog, strict=True))
+    status = SimpleNamespace(paused=False, is_known=True, **figures)
     row = QueueRow(
         status=status,
         slots_mean=1,
@@ -459,7 +465,7 @@ def test_a_killed_media_node_is_counted_although_its_metrics_begin_again():
 def test_commits_that_wait_for_a_standby_are_an_issue_of_their_own():
     waits = CommitWait("commits wait: synchronous_standby_names is 'b'", "start the standby")
     [line] = commit_issues(PanelData(waits))
-    assert (line.tone, line.subject) == ("bad", "postgres accepts no writes")
+    assert (line.tone, line.subject) == ("bad", "PostgreSQL accepts no writes")
     assert (line.text, line.fix) == (waits.text, "Start the standby.")
     assert list(commit_issues(PanelData())) == []
     # No scheduler can renew its lead meanwhile, and all of them run.

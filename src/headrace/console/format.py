@@ -81,6 +81,13 @@ def format_bytes(value: float | None) -> str:
     return f"{shown} {_SIZES[unit]}"
 
 
+def format_in_unit(value: float | None, unit: str) -> str:
+    """The value of a chart, whose caption has the unit unless it is one of time or size."""
+    if value is not None and unit == "bytes/s":
+        return f"{format_bytes(value)}/s"
+    return format_duration(value) if unit == "s" else format_short(value)
+
+
 def format_percent(ratio: float | None) -> str:
     """`63 %`."""
     if ratio is None:

@@ -15,20 +15,23 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from typing import Any, Final
 
 from msgspec import structs
 
 from headrace.console.chart_lines import busiest, colors_of, grouped, largest_queues
-from headrace.console.format import format_within
+from headrace.console.chart_marks import (
+    MARK_NAMES,
+    OF_JOBS,
+    BoardMark,
+    alert_marks,
+    is_in_charts,
+    plan_marks,
+)
 from headrace.console.model import QueryInvalid
 from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
-from headrace.jobs.fleet.alerts import HOST_RULE, Alert
-from headrace.jobs.fleet.state import Decision, QueueStep
-from headrace.kernel.terminal import pluralize
+from headrace.jobs.fleet.state import QueueStep
 from headrace.web.history import ALL, InvalidSpan, SeriesHistory, Span, span_of
-from headrace.web.marks import Mark
 
 RANGES: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
 RECORDED_AFTER_S: Final = 15
@@ -37,32 +40,8 @@ BOARDS_KEPT: Final = 128
 DECISIONS_READ: Final = 300
 MARKS_SHOWN: Final = 60
 MINUTE_S: Final = 60
-MARK_NAMES: Final = {
-    "start": "start",
-    "deploy": "deploy",
-    "restart": "restart",
-    "deaths": "process died",
-    "outage": "outage",
-    "alert": "alert",
-    "plan": "slot decision",
-}
-"""Kinds of marks, by their name in a legend."""
 STEPS_MIN: Final = 15
 """Steps that a range shows at least, also of a site that is younger."""
-
-
-class BoardMark(Mark, frozen=True, kw_only=True):
-    """A mark of a board; its kind is that of `Mark`, or alert or plan."""
-
-    @property
-    def name(self) -> str:
-        """Name of its kind for people."""
-        return MARK_NAMES[self.kind]
-
-    @property
-    def when(self) -> str:
-        """Its time, as exact as it is recorded."""
-        return format_within(self.at, self.within_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +71,12 @@ class Board:
         """Kinds of the marks in the charts, each with its name for people."""
         found = {mark.kind for mark in self.marks}
         return [(kind, text) for kind, text in MARK_NAMES.items() if kind in found]
+
+    @property
+    def events(self) -> str:
+        """The number of the marks, which are the newest ones if there are more."""
+        count = len(self.marks)
+        return f"the newest {count}" if count == MARKS_SHOWN else str(count)
 
     @property
     def shaded(self) -> Sequence[str]:
@@ -194,17 +179,18 @@ class Spec:
 BYTES_PER_S: Final = 1 / 60
 HTTP_TONES: Final = {"4xx": "warn", "5xx": "bad"}
 HTTP: Final = (
-    Spec("http_requests", "API requests", groups={c: c for c in ("2xx", "3xx", "4xx", "5xx")},
-         tones=HTTP_TONES),
-    Spec("http_time", "API latency", "line"),
+    Spec("http_requests", "Requests to the API and the console",
+         groups={c: c for c in ("2xx", "3xx", "4xx", "5xx")}, tones=HTTP_TONES),
+    Spec("http_time", "Latency of the API and the console", "line"),
 )  # fmt: skip
 STATUS_GROUPS: Final = {"2": "2xx", "3": "3xx", "4": "4xx", "5": "5xx"}
 SPECS: Final[Mapping[str, Sequence[Spec]]] = {
     "overview": HTTP,
     "jobs": (
-        Spec("jobs_wait", "Wait until start", "line"),
-        Spec("jobs_run", "Run time", "line"),
-        Spec("jobs_run", "Run time of each call", "heat"),
+        # The first job of each lease is measured.
+        Spec("jobs_wait", "Wait from due to leased", "line"),
+        Spec("jobs_run", "Run time of handler calls", "line"),
+        Spec("jobs_run", "Run time of each handler call", "heat"),
     ),
     "fetch": (
         Spec(
@@ -247,8 +233,6 @@ SPECS: Final[Mapping[str, Sequence[Spec]]] = {
         Spec("media_reads", "Blocks read from the object store", tones={"failed": "bad"}),
     ),
 }  # fmt: skip
-OF_JOBS: Final = ("overview", "jobs")
-"""The rooms with charts of queues."""
 OF_CACHES: Final = ("media_blocks", "media_reads")
 ENDS: Final = (
     ("done", "done", ""), ("failed", "failed", "bad"), ("cancelled", "cancelled", "muted"),
@@ -276,7 +260,9 @@ class _Loader:
             self._steps(),
         )
         by_name = {one.series: one for one in found.series}
-        charts = self._job_charts(steps) if steps is not None else []
+        charts = []
+        if steps is not None:
+            charts = self._job_charts(steps, self._unknown_steps(steps, found.is_recorded, marks))
         for spec in specs:
             chart = self._chart(spec, by_name[spec.series])
             if chart is not None and not self._is_of_no_cache(spec, chart):
@@ -330,22 +316,14 @@ class _Loader:
         found = [
             BoardMark(**structs.asdict(one))
             for one in await self._context.history.marks(from_at=span.from_at, to_at=span.to_at)
+            if is_in_charts(one, self._room)
         ]
         if self._has_jobs:
             fleet = self._context.jobs.fleet
             alerts, decisions = await asyncio.gather(
                 fleet.alerts(), fleet.decisions(decisions_max=DECISIONS_READ)
             )
-            found += [
-                BoardMark(
-                    at=alert.raised_at,
-                    until_at=alert.cleared_at,
-                    kind="alert",
-                    text=f"{alert.subject}: {alert.text}",
-                )
-                for alert in alerts
-                if self._concerns(alert)
-            ]
+            found += alert_marks(alerts, self._room)
             if self._room in OF_JOBS:
                 found += plan_marks(span, decisions)
         inside = [
@@ -355,25 +333,39 @@ class _Loader:
         ]
         return sorted(inside, key=lambda mark: mark.order)[-MARKS_SHOWN:]
 
-    def _concerns(self, alert: Alert) -> bool:
-        """Whether a room has charts of queues, or the alert is of its own queue."""
-        is_of_host = alert.rule == HOST_RULE
-        is_own = not is_of_host and alert.subject.startswith(f"{self._room}.")
-        return self._room in OF_JOBS or is_own
+    def _unknown_steps(
+        self, steps: Sequence[QueueStep], is_recorded: Sequence[bool], marks: Sequence[BoardMark]
+    ) -> set[int]:
+        """Steps without counts that no host recorded, or that PostgreSQL was down throughout."""
+        span = self._span
+        step = timedelta(seconds=span.step_s)
+        down = [(one.at, one.until_at) for one in marks if "postgres" in one.engines]
 
-    def _job_charts(self, steps: Sequence[QueueStep]) -> list[tuple[str, str, Chart]]:
+        def is_down(start_at: datetime) -> bool:
+            return any(at <= start_at and until and until >= start_at + step for at, until in down)
+
+        counted = {span.index(one.at) for one in steps}
+        return {
+            n
+            for n in range(span.steps)
+            if n not in counted and (not is_recorded[n] or is_down(span.start_of(n)))
+        }
+
+    def _job_charts(
+        self, steps: Sequence[QueueStep], unknown: set[int]
+    ) -> list[tuple[str, str, Chart]]:
         per_min = [MINUTE_S / seconds for seconds in self._elapsed_s()]
 
         def line(label: str, tone: str, rows: Iterable[tuple[QueueStep, float]]) -> Line:
             values = [0.0] * self._span.steps
             for step, value in rows:
                 values[self._span.index(step.at)] += value
-            return Line(label, values, tone)
+            return Line(label, [None if n in unknown else v for n, v in enumerate(values)], tone)
 
         def rate(label: str, tone: str, rows: Iterable[tuple[QueueStep, float]]) -> Line:
             found = line(label, tone, rows)
             scaled = zip(found.values, per_min, strict=True)
-            return Line(label, [_digits((value or 0.0) * by) for value, by in scaled], tone)
+            return Line(label, [_scaled(value, by, is_rate=True) for value, by in scaled], tone)
 
         ends = [
             rate(label, tone, ((step, getattr(step, name)) for step in steps))
@@ -384,7 +376,7 @@ class _Loader:
         for step in steps:
             queues[step.queue].append(step)
         by_queue = largest_queues(
-            rate(queue, "", ((s, s.done + s.failed) for s in some))
+            rate(queue, "", ((s, s.done + s.failed + s.cancelled) for s in some))
             for queue, some in queues.items()
         )
         waiting = largest_queues(
@@ -395,8 +387,8 @@ class _Loader:
             [replace(one, color=colors.get(one.label, 0)) for one in chart]
             for chart in (by_queue, waiting)
         )
-        ended = self._stack(shown, "jobs/min", "/jobs/jobs?state=failed|failed jobs")
-        charts = [("jobs-ended", "Finished jobs", ended)]
+        ended = self._stack(shown, "runs/min", "/jobs/jobs?state=failed|failed jobs")
+        charts = [("jobs-ended", "Runs of jobs by outcome", ended)]
         if self._room == "jobs":
             charts.append(
                 ("jobs-queues", "Finished jobs by queue", self._stack(by_queue, "jobs/min"))
@@ -446,8 +438,11 @@ class _Loader:
             lines = grouped(lines, spec.groups, spec.tones)
         if found.kind == "time" and self._by == "key":
             lines = lines[::-1]
+        is_rate = found.kind == "count" and spec.factor == 1
         lines = [
-            Line(one.label, [_scaled(value, spec, found) for value in one.values], one.tone)
+            Line(
+                one.label, [_scaled(v, spec.factor, is_rate=is_rate) for v in one.values], one.tone
+            )
             for one in busiest(lines)
         ]
         kind = "line" if found.kind != "count" else spec.kind
@@ -462,32 +457,12 @@ class _Loader:
         )
 
 
-def plan_marks(span: Span, decisions: Iterable[Decision]) -> list[BoardMark]:
-    """One mark for the changes of the slot plan in each step."""
-
-    def step_of(one: Decision) -> int:
-        return span.index(one.at)
-
-    found = []
-    inside = [one for one in decisions if span.from_at <= one.at < span.to_at]
-    for _, group in groupby(sorted(inside, key=lambda one: one.at), key=step_of):
-        changes = list(group)
-        moved: dict[str, int] = defaultdict(int)
-        for one in changes:
-            moved[one.queue] += one.after - one.before
-        by_size = sorted(moved.items(), key=lambda pair: -abs(pair[1]))
-        texts = [f"{queue} {by:+d}" for queue, by in by_size if by]
-        text = f"{pluralize(len(changes), 'slot decision')}: {', '.join(texts[:4]) or 'no change'}"
-        found.append(BoardMark(at=changes[0].at, kind="plan", text=text))
-    return found
-
-
-def _scaled(value: float | None, spec: Spec, found: SeriesHistory) -> float | None:
+def _scaled(value: float | None, factor: float, *, is_rate: bool = False) -> float | None:
     if value is None:
         return None
     # A recorded minute has 59.9 or 60.1 s, and 5 photos are 5 photos/min.
-    is_rate = found.kind == "count" and spec.factor == 1 and value >= 1
-    return round(value, 1) if is_rate else _digits(value * spec.factor)
+    scaled = value * factor
+    return round(scaled, 1) if is_rate and scaled >= 1 else _digits(scaled)
 
 
 def _digits(value: float) -> float:

@@ -22,6 +22,10 @@ MINUTE_S: Final = 60.0
 READ_EVERY_S: Final = 10.0
 OF_FLUSHER: Final = 'role="flusher"'
 """Selects the role that counts; every role declares its series."""
+OF_NODE: Final = 'role="media"'
+"""The same for media."""
+OF_ROLES: Final = (("views_flushed_total", OF_FLUSHER), ("media_requests_total", OF_NODE))
+"""Series that one role alone counts."""
 MARKS_S: Final = 3_600.0
 """Time span of deaths and restarts."""
 OUTAGES_SHOWN_FOR: Final = timedelta(hours=24)
@@ -70,10 +74,10 @@ async def attempt_or_last(
 async def newest_minute(context: ViewContext) -> StoredMinute | None:
     """The newest recorded minute, while rates of this machine are missing.
 
-    They are not measured yet, or no flusher runs here and stores views.
+    They are not measured yet, or their roles do not run here.
     """
     rates = context.rates
-    if not rates.is_measuring and rates.total("views_flushed_total", OF_FLUSHER) is not None:
+    if not rates.is_measuring and all(rates.total(*one) is not None for one in OF_ROLES):
         return None
     read = partial(read_minute, context)
     return (await attempt(context.rates.kept, "stored_minute", READ_EVERY_S, read)).value

@@ -1,28 +1,25 @@
-"""The fleet: table of queues, page of one queue, hosts, slot decisions and alerts."""
+"""The fleet: table of queues, hosts, slot decisions and alerts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from headrace.console.history import board_of
 from headrace.console.model import ROWS_SHOWN
 from headrace.console.stored import attempt_or_last
-from headrace.console.views import Chart, Line, PanelData, ViewContext, attempt
-from headrace.jobs import Jobs
+from headrace.console.views import PanelData, ViewContext, attempt
+from headrace.jobs.fleet.alerts import HOST_RULE, SHORT_OLDEST_S
 from headrace.jobs.fleet.state import (
     FleetHost,
     FleetLoad,
     FleetState,
     PlanHead,
     QueueLoad,
-    QueueSpan,
 )
 from headrace.jobs.model import QueueStatus
 from headrace.jobs.tasks.options import SLOTS_MAX
@@ -41,6 +38,7 @@ class QueueRow:
     load: float | None
     slots_mean: float = 0.0
     run_s: float | None = None
+    """Slot time per job; None if none ran in a slot."""
     wait_s: float | None = None
     wait_max_s: float | None = None
     done_per_s: float = 0.0
@@ -67,8 +65,9 @@ class QueueRow:
 
     @property
     def is_behind(self) -> bool:
-        """Whether demand exceeds its slots and jobs wait."""
-        return self.load is not None and self.load > 1 and self.status.ready > 0
+        """Whether it needs more slots than it has, and a job waits longer than a burst takes."""
+        waits_s = self.status.oldest_ready_age_s or 0.0
+        return self.load is not None and self.load > 1 and waits_s > SHORT_OLDEST_S
 
     @property
     def slots_limits(self) -> str:
@@ -119,6 +118,11 @@ class FleetFigures:
         return sum(row.status.ready for row in self.rows)
 
     @property
+    def waiting_for_people(self) -> int:
+        """Those of them that people decide."""
+        return sum(row.status.ready for row in self.rows if row.status.decisions)
+
+    @property
     def waiting_is_capped(self) -> bool:
         """Whether more jobs wait than were counted."""
         return any(row.status.ready_is_capped for row in self.rows)
@@ -130,8 +134,13 @@ class FleetFigures:
 
     @property
     def failed(self) -> int:
-        """Failed jobs that are kept."""
+        """Failed and quarantined jobs that are kept."""
         return sum(row.status.failed for row in self.rows)
+
+    @property
+    def failed_is_capped(self) -> bool:
+        """Whether there are more than were counted."""
+        return any(row.status.failed_is_capped for row in self.rows)
 
     @property
     def done_per_s(self) -> float:
@@ -170,6 +179,7 @@ async def view_fleet(context: ViewContext) -> dict[str, Any]:
         "history": history,
         "fleet": fleet,
         "here_per_s": here_per_s,
+        "behind_s": SHORT_OLDEST_S,
         "rows": sorted(rows, key=lambda row: _key(row, sort)),
         "q": q,
         "state": state,
@@ -190,7 +200,7 @@ def _queue_row(queue: QueueStatus, did: QueueLoad | None, span_s: float) -> Queu
         status=queue,
         slots_mean=did.slot_s / span_s,
         load=did.ratio(queue.ready),
-        run_s=did.run_mean_s,
+        run_s=did.run_mean_s if did.calls else None,
         wait_s=did.wait_mean_s,
         wait_max_s=None if did.wait_mean_s is None else did.wait_max_s,
         done_per_s=did.done / span_s,
@@ -231,112 +241,6 @@ def _key(row: QueueRow, sort: str) -> tuple[float, str]:
         "slots": queue.slots,
     }
     return -figures[sort], queue.queue
-
-
-SPANS: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "90d": 7_776_000}
-"""Seconds; from HOURLY_S on, the charts have a point per hour instead of minute."""
-HOURLY_S: Final = 604_800
-FAILED_SHOWN: Final = 10
-DECISIONS_LOOKED_AT: Final = 300
-QUEUE_DECISIONS_SHOWN: Final = 10
-
-
-async def view_queue(context: ViewContext) -> dict[str, Any]:
-    """The page of a queue, by name or alias. Raises: QueueUnknown."""
-    jobs = context.jobs
-    status = await jobs.queues.get(context.params["queue"])
-    span = context.query.choice("span", tuple(SPANS), "1h")
-    load, charts, failed, moves = await asyncio.gather(
-        jobs.fleet.load(),
-        _charts_of(jobs, status.queue, context.now_at, SPANS[span]),
-        attempt(jobs.find, queue=status.queue, state="failed", jobs_max=FAILED_SHOWN),
-        jobs.fleet.decisions(decisions_max=DECISIONS_LOOKED_AT),
-    )
-    [row] = rows_of([status], load)
-    ended, backlog, times, slots = charts
-    own_moves = [one for one in moves if one.queue == status.queue]
-    return {
-        "row": row,
-        "span": span,
-        "spans": tuple(SPANS),
-        "ended": ended,
-        "backlog": backlog,
-        "times": times,
-        "slots": slots,
-        "failed": failed,
-        "decisions": own_moves[:QUEUE_DECISIONS_SHOWN],
-    }
-
-
-async def _charts_of(jobs: Jobs, queue: str, now_at: datetime, span_s: int) -> tuple[Chart, ...]:
-    """Charts of the last `span_s`, with a point per minute or hour."""
-    from_at = now_at - timedelta(seconds=span_s)
-    if span_s < HOURLY_S:
-        minute_at = from_at - timedelta(minutes=1)
-        minutes = await jobs.queues.minutes(queue, from_at=minute_at, to_at=now_at)
-        by_minute = {int(one.minute.timestamp()): one for one in minutes}
-        return _charts(by_minute, queue, now_at, step_s=60, span_s=span_s)
-    hours = await jobs.queues.hours(queue, from_at=from_at, to_at=now_at)
-    by_hour = {int(one.hour.timestamp()): one for one in hours}
-    return _charts(by_hour, queue, now_at, step_s=3_600, span_s=span_s)
-
-
-def _charts(
-    found: Mapping[int, QueueSpan], queue: str, now_at: datetime, *, step_s: int, span_s: int
-) -> tuple[Chart, ...]:
-    """Charts of finished jobs, backlog, times and slots; spans without work have no times."""
-    # The current span is incomplete and would look like a drop.
-    this = int(now_at.timestamp()) // step_s * step_s
-    xs = [this - step_s * back for back in range(span_s // step_s, 0, -1)]
-    rows = [found.get(x) for x in xs]
-
-    def line(
-        label: str,
-        value: Callable[[QueueSpan], float | None],
-        tone: str = "",
-        *,
-        idle: float | None = 0,
-    ) -> Line:
-        return Line(label, [value(row) if row else idle for row in rows], tone)
-
-    def mean(total_s: float, jobs: int) -> float | None:
-        return round(total_s / jobs, 4) if jobs else None
-
-    def run_s(row: QueueSpan) -> float | None:
-        return mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
-
-    ended = [
-        line("done", lambda row: row.done),
-        line("failed", lambda row: row.failed, "bad"),
-        line("cancelled", lambda row: row.cancelled, "warn"),
-        line("run again later", lambda row: row.retried, "warn"),
-    ]
-    backlog = [
-        line("waiting", lambda row: row.ready),
-        line("in progress", lambda row: row.running, "good"),
-        line("failed", lambda row: row.failed_kept, "bad"),
-    ]
-    times = [
-        line("average run", run_s, idle=None),
-        line("average wait", lambda row: mean(row.wait_s, row.claimed), idle=None),
-        line("longest wait", lambda row: row.wait_max_s, "warn", idle=None),
-    ]
-    slots = [
-        line("available", lambda row: round(row.slot_s / step_s, 2), idle=None),
-        line("busy", lambda row: round(row.run_s / step_s, 2), "good"),
-    ]
-    jobs_unit = "jobs/min" if step_s == 60 else "jobs/h"
-    failed = f"/jobs/jobs?{urlencode({'state': 'failed', 'queue': queue})}|failed jobs"
-    charts = (
-        (jobs_unit, ended, "stack", failed),
-        ("jobs", backlog, "line", ""),
-        ("s", times, "line", ""),
-        ("", slots, "line", ""),
-    )
-    return tuple(
-        Chart(xs=xs, unit=unit, lines=lines, kind=kind, step_s=step_s, brush=brush)
-        for unit, lines, kind, brush in charts
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +301,11 @@ class HostsShown:
         return self.slots - self.bound
 
     @property
+    def leader_changes(self) -> int:
+        """How often another process has become leader."""
+        return self.plan.term - 1
+
+    @property
     def capacity(self) -> int:
         """Assigned slots that hosts that are alive may have."""
         return sum(row.host.capacity for row in self.alive)
@@ -425,10 +334,24 @@ async def view_decisions(context: ViewContext) -> dict[str, Any]:
     return {"decisions": PanelData(decisions, found.error), "q": q, "next_url": next_url}
 
 
+RULE_NAMES: Final[Mapping[str, str]] = {
+    "active_grows": "backlog grows",
+    "leased_grows": "jobs in progress grow",
+    "oldest_waits": "oldest job waits too long",
+    "many_fail": "many jobs fail",
+    "at_max": "maximum of slots reached",
+    "fleet_short": "too few slots in the fleet",
+    "below_min": "below its minimum of slots",
+    HOST_RULE: "host does not report",
+}
+"""Rules of alerts, for people."""
+
+
 async def view_alerts(context: ViewContext) -> dict[str, Any]:
     """The newest alerts; only open ones with `open`."""
     is_open = context.query.flag("open")
-    return {"alerts": await attempt(context.jobs.fleet.alerts, is_open=is_open), "is_open": is_open}
+    alerts = await attempt(context.jobs.fleet.alerts, is_open=is_open)
+    return {"alerts": alerts, "is_open": is_open, "rules": RULE_NAMES}
 
 
 def _host_row(host: FleetHost) -> HostRow:

@@ -7,7 +7,7 @@ rooms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby, islice
@@ -16,11 +16,11 @@ from urllib.parse import urlencode
 
 from headrace.console.format import format_bytes, format_duration, path_segment
 from headrace.console.model import PREFIX
-from headrace.console.views import RECENT_S, PanelData
+from headrace.console.views import NO_DATA, RECENT_S, PanelData
 from headrace.engines.backup.service import BackupsState
 from headrace.engines.commit_wait import CommitWait
 from headrace.jobs.crons import Cron
-from headrace.jobs.fleet.alerts import HOST_RULE, Alert
+from headrace.jobs.fleet.alerts import HOST_RULE, SHORT_OLDEST_S, Alert
 from headrace.jobs.fleet.state import (
     FleetLoad,
     FleetState,
@@ -55,6 +55,8 @@ FIXES: Final[Mapping[str, str]] = {
     " its jobs. If it will not return: `headrace fleet forget HOST`.",
 }
 """What to do about an alert, for the rules whose text does not name it."""
+OF_WAITING: Final = ("oldest_waits", "fleet_short")
+"""Rules that are about jobs that wait too long."""
 DOCTOR_FIX: Final = "Run `headrace doctor` to find the cause."
 CAUSE_CHARACTERS: Final = 480
 """Room for three sentences on photos; a stored error may be longer."""
@@ -89,13 +91,17 @@ class Issue:
     """Every outage of PostgreSQL causes it, and it ends by itself a moment later."""
 
 
+ENGINES: Final = {"postgres": "PostgreSQL", "valkey": "Valkey", "blobs": "object store"}
+"""Names of the engines for people."""
+
+
 def engine_issues(engines: Mapping[str, PanelData[Any]]) -> Iterator[Issue]:
     """Engines that are down; the first has the remedy."""
     down = [(name, found) for name, found in engines.items() if found.error is not None]
     for place, (name, found) in enumerate(down):
         yield Issue(
             tone="warn" if name == "replica" else "bad",
-            subject="replica is not used" if name == "replica" else f"{name} is down",
+            subject="replica is not used" if name == "replica" else f"{ENGINES[name]} is down",
             href="/readyz",
             text=TO_DOCTOR.sub("", found.error or ""),
             fix=("" if place else f"{DOCTOR_FIX} ")
@@ -108,7 +114,7 @@ def commit_issues(found: PanelData[CommitWait | None]) -> Iterator[Issue]:
     if found.value is not None:
         yield Issue(
             tone="bad",
-            subject="postgres accepts no writes",
+            subject="PostgreSQL accepts no writes",
             href="/readyz",
             text=found.value.text,
             fix=f"{found.value.fix[:1].upper()}{found.value.fix[1:]}.",
@@ -150,7 +156,7 @@ def unreadable_issues(
     sources: Mapping[str, tuple[str, PanelData[Any] | None]],
     engines: Mapping[str, PanelData[Any]],
 ) -> Iterator[Issue]:
-    """Data sources that cannot be read, one issue for each error.
+    """Data that cannot be read, by the name of its screen or check: one issue for each error.
 
     The remedy for the error of an engine that is down is in the issue of that engine.
     """
@@ -163,12 +169,23 @@ def unreadable_issues(
     for error, failed in places.items():
         yield Issue(
             tone="warn" if error in slow else "bad",
-            subject=f"{', '.join(subject for subject, _ in failed)}: no data",
+            subject=f"no data for {_joined(subject for subject, _ in failed)}",
             href=PREFIX + failed[0][1],
             text=TO_DOCTOR.sub("", error),
             fix="The page retries automatically."
             + ("" if is_stated and TO_DOCTOR.search(error) else f" {DOCTOR_FIX}"),
         )
+
+
+def _joined(subjects: Iterable[str]) -> str:
+    """Names of screens and checks, those of a room together: `Jobs: Fleet, Hosts; Views: Flush`."""
+    rooms: dict[str, list[str]] = {}
+    for subject in subjects:
+        room, _, what = subject.partition(": ")
+        rooms.setdefault(room, []).extend([what] if what else [])
+    return "; ".join(
+        f"{room}: {', '.join(whats)}" if whats else room for room, whats in rooms.items()
+    )
 
 
 def secret_issues(secrets: PanelData[Sequence[RoleSecret]]) -> Iterator[Issue]:
@@ -277,14 +294,17 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
         )
 
 
-def fleet_issues(fleet: PanelData[FleetState]) -> Iterator[Issue]:
+def fleet_issues(
+    fleet: PanelData[FleetState], queues: PanelData[Sequence[QueueStatus]] = NO_DATA
+) -> Iterator[Issue]:
     """Open alerts, silent hosts, and a fleet without a scheduler."""
     if fleet.value is None:
         return
     alerted = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
     alerts = fleet.value.alerts
+    by_name = {one.queue: one for one in queues.value or ()}
     for alert in alerts[:ALERTS_SHOWN]:
-        yield _of_alert(alert)
+        yield _of_alert(alert, by_name.get(alert.subject))
     others = fleet.value.alerts_open - len(alerts[:ALERTS_SHOWN])
     if others > 0:
         yield Issue(
@@ -435,14 +455,27 @@ def jobs_url(matching: Mapping[str, str]) -> str:
     return f"{PREFIX}/jobs/jobs?{urlencode(given)}"
 
 
-def _of_alert(alert: Alert) -> Issue:
+def _of_alert(alert: Alert, queue: QueueStatus | None) -> Issue:
+    """An open alert; a warning if its cause is over, and only the time to clear it is not."""
     name = path_segment(alert.subject)
     is_host = alert.rule == HOST_RULE
+    is_over = (
+        queue is not None
+        and alert.rule in OF_WAITING
+        and (queue.oldest_ready_age_s or 0.0) <= SHORT_OLDEST_S
+    )
     return Issue(
-        tone="bad",
+        tone="warn" if is_over else "bad",
         subject=f"{'host' if is_host else 'queue'} {alert.subject}",
         href=f"{PREFIX}/jobs/hosts" if is_host else f"{PREFIX}/jobs/queues/{name}",
         text=alert.text,
+        cause=_now_waits(queue) if is_over and queue is not None else "",
         since_at=alert.raised_at,
-        fix=FIXES.get(alert.rule, ""),
+        fix="The alert clears itself if this lasts." if is_over else FIXES.get(alert.rule, ""),
     )
+
+
+def _now_waits(queue: QueueStatus) -> str:
+    if queue.oldest_ready_age_s is None:
+        return "Now none of its jobs waits."
+    return f"Now its oldest due job has waited {format_duration(queue.oldest_ready_age_s)}."

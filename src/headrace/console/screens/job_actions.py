@@ -102,14 +102,20 @@ def _bulk_action(action: str, title: str, what: str, *, is_danger: bool) -> Acti
         http="POST /v1/jobs/bulk",
         body=body,
         fields=tuple(
-            Field(name, label, kind="moment" if name in MOMENTS else "text", required=False)
+            Field(
+                name,
+                label,
+                kind="moment" if name in MOMENTS else "text",
+                required=False,
+                hint="ready: waiting; leased: in progress." if name == "state" else "",
+            )
             for name, label in (
                 ("queue", "Queue"),
                 ("state", "State"),
                 ("lane", "Lane"),
                 ("q", "Error contains"),
-                ("from_at", "Ended from"),
-                ("to_at", "Ended before"),
+                ("from_at", "Ended or due from (UTC)"),
+                ("to_at", "Ended or due before (UTC)"),
             )
         ),
         is_danger=is_danger,
@@ -206,7 +212,7 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.pause_queue",
         title="Pause queue",
-        what="Stops starting jobs of queue {queue}. Running jobs continue, waiting jobs stay.",
+        what="Starts no further jobs of queue {queue}. Running jobs continue, waiting jobs stay.",
         command="headrace queues pause {queue}",
         http="PUT /v1/queues/{queue}",
         body=lambda _: {"paused": True},
@@ -314,8 +320,8 @@ QUEUE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.drain_host",
         title="Drain host",
-        what="Host {host} finishes its jobs and accepts no new ones, until it restarts or is used"
-        " again.",
+        what="Host {host} finishes its jobs and accepts no new ones, until its agent restarts or"
+        " the host is used again.",
         command="headrace fleet drain {host}",
         http="POST /v1/fleet/hosts/{host}/drain",
         fields=(HOST,),

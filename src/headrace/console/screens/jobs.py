@@ -9,23 +9,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from msgspec import structs
+
 from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens.fleet import (
     view_alerts,
     view_decisions,
     view_fleet,
     view_hosts,
-    view_queue,
 )
 from headrace.console.screens.job_actions import JOB_ACTIONS, QUEUE_ACTIONS, job_number
 from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
 from headrace.console.screens.moderation import MODERATION_ACTIONS, view_moderation
+from headrace.console.screens.queue import view_queue
 from headrace.console.views import Room, Screen, ViewContext, attempt
 from headrace.jobs.model import STATES_BY_ENDING, Job, JobState
 from headrace.jobs.steps import Step
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.kernel.terminal import pluralize
 
+TAKER: Final = "taker"
+"""The host of leases of people and other programs."""
 STATES: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
 
 
@@ -65,6 +69,8 @@ async def view_jobs(context: ViewContext) -> dict[str, Any]:
         "page": page,
         "queues": [queue.queue for queue in queues.value or ()],
         "filter": wanted,
+        "taker": TAKER,
+        "is_filtered": any(wanted.values()),
         "is_narrow": any(wanted[name] for name in ("queue", "state", "lane")),
         "next_url": None if following is None else context.url(before=following),
     }
@@ -78,9 +84,13 @@ async def view_job(context: ViewContext) -> dict[str, Any]:
     workflow = await attempt(jobs.workflows.get, job.id) if is_workflow else None
     steps = workflow.value.steps if workflow is not None and workflow.value is not None else ()
     why = await attempt(jobs.why, job.id)
+    if is_taken(job):
+        text = f"a person or another program has taken it under lease {job.lease_id}"
+        why = why.map(lambda found: structs.replace(found, text=text))
     return {
         "job": job,
         "why": why,
+        "is_taken": is_taken(job),
         "has_error_above": bool(job.error and why.value and job.error in why.value.text),
         "moments": list(moments_of(job)),
         "is_retriable": job.state.value in STATES_BY_ENDING,
@@ -112,6 +122,11 @@ def step_bars(steps: Sequence[Step], now: datetime) -> list[StepBar]:
     return bars
 
 
+def is_taken(job: Job) -> bool:
+    """Whether a person or another program holds the job's lease, instead of a host of the fleet."""
+    return job.host == TAKER
+
+
 def moments_of(job: Job) -> list[Moment]:
     """Known events of a job, in order."""
     found = []
@@ -124,14 +139,15 @@ def moments_of(job: Job) -> list[Moment]:
         text = f"{pluralize(before, 'run')} failed"
         found.append(Moment(at=None, tone="bad", text=text, when="earlier"))
     if job.losses:
-        died = "once" if job.losses == 1 else f"{job.losses} times"
-        found.append(Moment(at=None, tone="bad", text=f"worker crashed {died}", when="earlier"))
+        text = f"{pluralize(job.losses, 'run')} cut off: the worker died, or the lease ended"
+        found.append(Moment(at=None, tone="bad", text=text, when="earlier"))
     if job.run_at is not None:
         is_later = job.state is JobState.SCHEDULED
         text = "due for retry" if before > 0 else "scheduled" if is_later else "due"
         found.append(Moment(at=job.run_at, tone="warn" if is_later else "", text=text))
     if job.state is JobState.LEASED:
-        text = f"in progress: lease {job.lease_id} on host {job.host}"
+        where = "taken by a person or another program" if is_taken(job) else f"on host {job.host}"
+        text = f"in progress: lease {job.lease_id}, {where}"
         found.append(Moment(at=None, tone="good", text=text, when="now"))
     if job.progress is not None:
         progress = f"{job.progress.ratio * 100:.0f} %: {job.progress.text}"
@@ -143,7 +159,7 @@ def moments_of(job: Job) -> list[Moment]:
             text = f"run {job.attempt} failed"
         found.append(Moment(at=job.ended_at, tone=tone, text=text))
     if job.state is JobState.GONE:
-        found.append(Moment(at=None, tone="", text="finished, not kept"))
+        found.append(Moment(at=None, tone="", text="ended and not kept, or not committed"))
     return found
 
 
@@ -179,13 +195,15 @@ ROOM: Final = Room(
         Screen("/jobs/hosts", "Hosts", "jobs/hosts.html", view_hosts, tab="Hosts"),
         Screen(
             "/jobs/decisions",
-            "Why slots moved",
+            "Slot decisions",
             "jobs/decisions.html",
             view_decisions,
-            tab="Decisions",
+            tab="Slot decisions",
         ),
         Screen("/jobs/jobs", "Jobs", "jobs/jobs.html", view_jobs, tab="Jobs", live=False),
-        Screen("/jobs/lanes", "Lanes", "jobs/limiters.html", view_limiters, tab="Lanes"),
+        Screen(
+            "/jobs/lanes", "Limiters and lanes", "jobs/limiters.html", view_limiters, tab="Limiters"
+        ),
         Screen("/jobs/crons", "Crons", "jobs/crons.html", view_crons, tab="Crons"),
         Screen("/jobs/alerts", "Alerts", "jobs/alerts.html", view_alerts, tab="Alerts"),
         Screen("/jobs/queues/{queue:str}", "Queue", "jobs/queue.html", view_queue),

@@ -33,7 +33,7 @@ LIMITS: Final = (
     ),
     Field(
         "concurrency",
-        "Concurrency",
+        "Jobs at once",
         kind="number",
         required=False,
         hint="Empty: no limit.",
@@ -86,7 +86,7 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
                 "Weight",
                 kind="number",
                 required=False,
-                hint=f"Share relative to other lanes, 1 to {WEIGHT_MAX}.",
+                hint=f"Share of the starts relative to other lanes, 1 to {WEIGHT_MAX}; default 1.",
                 numbers=(1, WEIGHT_MAX),
             ),
             Field("paused", "Paused", kind="check", required=False),
@@ -99,7 +99,7 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.pause_lane",
         title="Pause lane",
-        what="Stops starting jobs of lane {lane}. Running jobs continue; its limits stay.",
+        what="Starts no further jobs of lane {lane}. Running jobs continue; its limits stay.",
         command="headrace lanes pause {limiter} {lane}",
         http=f"POST {LANE_PATH}/pause",
         fields=(LIMITER, LANE),
@@ -129,9 +129,8 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.set_limiter",
         title="Set default limits",
-        what="Sets the limits of all lanes of limiter {limiter} without their own limits. Limits"
-        " declared in"
-        " code no longer apply.",
+        what="Sets the limits of all lanes of limiter {limiter} that have none of their own. Limits"
+        " declared in code no longer apply.",
         command=f"headrace lanes limiter {{limiter}} {RATE} [--slack {{slack_s}}s]"
         " [--unlimited !starts_max,concurrency,slack_s]",
         http="PUT /v1/limiters/{limiter}",
@@ -144,7 +143,7 @@ LANE_ACTIONS: Final[tuple[Action, ...]] = (
                 "Slack in seconds",
                 kind="decimal",
                 required=False,
-                hint="Maximum delay between claim and start of a job; default 0.25.",
+                hint="A job starts at most this long after a host has leased it; default 0.25.",
             ),
         ),
         run=lambda context, given: context.jobs.lanes.set_limiter(
@@ -221,7 +220,7 @@ CRON_ACTIONS: Final[tuple[Action, ...]] = (
     Action(
         name="jobs.pause_cron",
         title="Pause cron",
-        what="Pauses cron {name}. Missed runs are not repeated.",
+        what="Pauses cron {name}. Times that pass meanwhile enqueue no job.",
         command="headrace crons pause {name}",
         http=f"PUT {ONE}",
         body=lambda _: {"paused": True},

@@ -8,35 +8,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
 
-from headrace.console.format import (
-    UNKNOWN,
-    format_bytes,
-    format_count,
-    format_duration,
-    format_short,
-)
 from headrace.console.history import MINUTE_S, RECORDED_AFTER_S, board_of
 from headrace.console.model import ROWS_SHOWN
 from headrace.console.screens import health, health_rooms
+from headrace.console.screens.cards import (
+    RUNS_LOOKED_AT,
+    RoomRates,
+    card_error,
+    feed_card,
+    fetch_card,
+    jobs_card,
+    media_card,
+    views_card,
+)
 from headrace.console.screens.health import Issue
 from headrace.console.screens.search import view_search
 from headrace.console.stored import (
-    OF_FLUSHER,
-    StoredMinute,
+    OF_NODE,
+    OUTAGES_SHOWN_FOR,
+    READ_EVERY_S,
     newest_minute,
     recent_marks,
     recent_outages,
 )
 from headrace.console.views import (
-    NO_ANSWER,
     NO_DATA,
     PanelData,
-    Rates,
     Room,
     Screen,
     ViewContext,
@@ -54,209 +55,8 @@ from headrace.web.http import check_engines
 from headrace.web.marks import Mark
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
-FIRST_IMPORT: Final = (
-    "headrace fetch customer set SHOP",
-    "headrace fetch catalogue run shop.yml --customer SHOP",
-)
-MEASURING: Final = "measuring"
 SETTLED_S: Final = 15.0
 """After an outage of PostgreSQL every scheduler and flusher has its lead or shards again."""
-OF_NODE: Final = 'role="media"'
-"""Selects the role that counts; every role declares these series."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class System:
-    """A card; `facts` are label and text, `error` explains missing data."""
-
-    name: str
-    what: str
-    """The flow through the system."""
-    rate: str
-    unit: str
-    at: str = ""
-    """The time of a rate that is not of now."""
-    recent: Sequence[float | None]
-    """Recent rates, as read by viewers of the overview."""
-    facts: Sequence[tuple[str, str]]
-    error: str | None = None
-    is_installed: bool = True
-    commands: Sequence[str] = ()
-    """An example of a first use, where there was none yet."""
-    link: tuple[str, str] | None = None
-    """Path below /console and text of a list that belongs to the facts."""
-
-    @property
-    def title(self) -> str:
-        """The name of the room."""
-        return self.name.capitalize()
-
-
-class RoomRates:
-    """This machine's rates; until they are measured, those of the newest recorded minute."""
-
-    def __init__(self, rates: Rates, minute: StoredMinute | None) -> None:
-        self._rates, self._minute = rates, minute
-
-    def shown(self, per_s: float | None, series: str, key: str = "") -> float | None:
-        """The measured rate, or the recorded one."""
-        if per_s is None and self._minute is not None:
-            return self._minute.rate_per_s(series, key)
-        return per_s
-
-    def at(self, per_s: float | None) -> str:
-        """When a recorded rate was; empty for a measured one."""
-        return "" if per_s is not None or self._minute is None else self._minute.note
-
-    def text(self, per_s: float | None) -> str:
-        """A rate for people."""
-        if per_s is None:
-            return MEASURING if self._rates.is_measuring else UNKNOWN
-        return format_short(round(per_s, 1) if per_s < 100 else round(per_s))
-
-    def bytes_text(self, per_s: float | None) -> str:
-        """A rate of bytes for people."""
-        return self.text(None) if per_s is None else f"{format_bytes(per_s)}/s"
-
-
-def jobs_card(
-    rates: Rates,
-    given: RoomRates,
-    queues: PanelData[Sequence[QueueStatus]],
-    fleet: PanelData[FleetState],
-    *,
-    now_at: datetime,
-) -> System:
-    """Jobs of the whole fleet; busy slots are the hosts' last reports, so their age is stated."""
-    per_s = rates.rate_per_s("jobs_finished_total", 'outcome="done"')
-    facts = [("waiting", UNKNOWN), ("in progress", UNKNOWN), ("slots", UNKNOWN)]
-    if queues.value is not None:
-        facts[0] = ("waiting", _waiting([one for one in queues.value if not one.decisions]))
-        if people := [one for one in queues.value if one.decisions]:
-            facts.insert(1, ("waiting for people", _waiting(people)))
-        facts[-2] = ("in progress", format_count(sum(queue.leased for queue in queues.value)))
-    if fleet.value is not None:
-        alive = [host for host in fleet.value.hosts if not host.is_silent]
-        slots = [slot for host in alive for slot in host.slots]
-        busy = sum(slot.busy_s > 0 for slot in slots)
-        facts[-1] = ("slots busy", f"{busy:,} of {len(slots):,}")
-        reports = [host.reported_at for host in alive if host.reported_at is not None]
-        if reports:
-            age_s = max(0.0, (now_at - min(reports)).total_seconds())
-            facts.append(("slots reported", f"{age_s:.0f} s ago"))
-    return System(
-        name="jobs",
-        what="your code → queues → slots on all hosts",
-        rate=given.text(given.shown(per_s, "jobs_ended", "done")),
-        at=given.at(per_s),
-        recent=rates.note("jobs", per_s),
-        unit="done/s",
-        facts=facts,
-        error=queues.error or fleet.error,
-    )
-
-
-def _waiting(queues: Sequence[QueueStatus]) -> str:
-    count = format_count(sum(queue.ready for queue in queues))
-    return f"over {count}" if any(queue.ready_is_capped for queue in queues) else count
-
-
-def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | None) -> System:
-    """Fetch: photo rate and active runs."""
-    per_s = rates.rate_per_s("fetch_photos_total")
-    received_per_s = given.shown(rates.rate_per_s("fetch_received_bytes_total"), "fetch_bytes")
-    under_way, is_unused = UNKNOWN, False
-    if runs is not None and runs.value is not None:
-        is_unused = not runs.value and not per_s
-        under_way = format_count(sum(run.ended_at is None for run in runs.value))
-    return System(
-        name="fetch",
-        what="sellers' catalogues and photos → items",
-        rate="no photos yet" if is_unused else given.text(given.shown(per_s, "fetch_photos")),
-        at="" if is_unused else given.at(per_s),
-        recent=rates.note("fetch", per_s),
-        unit="" if is_unused else "photos/s",
-        commands=FIRST_IMPORT if is_unused else (),
-        facts=[
-            ("received", given.bytes_text(received_per_s)),
-            ("active runs", under_way),
-        ],
-        link=("/fetch/hosts?sort=errors", "Photo hosts by errors"),
-        error=None if runs is None else runs.error,
-        is_installed=runs is not None,
-    )
-
-
-def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) -> System:
-    """Views: rate of their storage, and what PostgreSQL does not have yet.
-
-    Every process of the site may count hits; all of them pass the flushers.
-    """
-    per_s = rates.rate_per_s("views_flushed_total", OF_FLUSHER)
-    pending, oldest = UNKNOWN, UNKNOWN
-    if lag.value is not None:
-        oldest_s = max((shard.oldest_s for shard in lag.value), default=0.0)
-        pending = format_count(sum(shard.pending for shard in lag.value))
-        oldest = format_duration(oldest_s)
-    return System(
-        name="views",
-        what="visitors → totals, charts, top lists",
-        rate=given.text(given.shown(per_s, "views_flushed")),
-        at=given.at(per_s),
-        recent=rates.note("views", per_s),
-        unit="stored/s",
-        facts=[("calls not yet stored", pending), ("oldest of them", oldest)],
-        error=lag.error,
-    )
-
-
-def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
-    """Feed: page rate, change rate and the oldest unconfirmed change."""
-    per_s = rates.rate_per_s("feed_pages_total")
-    changes_per_s = rates.rate_per_s("feed_changes_total")
-    # The history has no series of changes.
-    changes = [] if rates.is_measuring else [("changes", f"{given.text(changes_per_s)}/s")]
-    return System(
-        name="feed",
-        what="authors' posts → followers' pages",
-        rate=given.text(given.shown(per_s, "feed_pages")),
-        at=given.at(per_s),
-        recent=rates.note("feed", per_s),
-        unit="pages/s",
-        facts=[
-            *changes,
-            ("counted in", "API and jobs"),
-            ("oldest unconfirmed change", format_duration(sweep_lag_s(rates))),
-        ],
-        error=shards.error,
-    )
-
-
-def media_card(rates: Rates, given: RoomRates, *, is_installed: bool) -> System:
-    """Media: request rate, bytes sent, connections."""
-    per_s = rates.rate_per_s("media_requests_total", OF_NODE)
-    sent_per_s = given.shown(rates.rate_per_s("media_bytes_total", OF_NODE), "media_bytes")
-    return System(
-        name="media",
-        what="stored objects → players, by range",
-        rate=given.text(given.shown(per_s, "media_requests")),
-        at=given.at(per_s),
-        recent=rates.note("media", per_s),
-        unit="requests/s",
-        facts=[
-            ("sent", given.bytes_text(sent_per_s)),
-            ("connections", format_count(rates.total("media_connections", OF_NODE))),
-        ],
-        is_installed=is_installed,
-    )
-
-
-def sweep_lag_s(rates: Rates) -> float | None:
-    """Age of the oldest unconfirmed feed change; None without a flusher on this machine."""
-    return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
-
-
-RUNS_LOOKED_AT: Final = 50
 ISSUES_SHOWN: Final = 15
 OUTAGES_SHOWN: Final = 10
 
@@ -292,6 +92,12 @@ class Sources:
     marks: PanelData[Sequence[Mark]]
     outages: PanelData[list[Mark]]
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether the caller lacks a scope for some of it."""
+        found = (getattr(self, one.name) for one in fields(self))
+        return any(isinstance(one, PanelData) and one.is_hidden for one in found)
+
 
 async def view_overview(context: ViewContext) -> dict[str, Any]:
     """The overview, read from all sources concurrently."""
@@ -313,8 +119,10 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
     ]
     return {
         "systems": [replace(one, error=card_error(one.error)) for one in cards],
-        "health": health_of(issues),
-        "recorded_after_s": MINUTE_S + RECORDED_AFTER_S,
+        "health": health_of(issues, is_partial=found.is_partial),
+        "recorded_after_s": MINUTE_S + RECORDED_AFTER_S + READ_EVERY_S,
+        "outages_from": f"{context.now_at - OUTAGES_SHOWN_FOR:%Y-%m-%dT%H:00Z}",
+        "engine_names": health.ENGINES,
         "issues": issues[:ISSUES_SHOWN],
         "issues_left": len(issues[ISSUES_SHOWN:]),
         "engines": found.engines,
@@ -323,11 +131,6 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         "history": replace(history, error=TO_DOCTOR.sub("", history.error)),
         "cause_characters": health.CAUSE_CHARACTERS,
     }
-
-
-def card_error(error: str | None) -> str:
-    """The error of a card. Health states remedies, and once for all cards that reads are slow."""
-    return "no data, see Health" if error == NO_ANSWER else TO_DOCTOR.sub("", error or "")
 
 
 async def _read(context: ViewContext) -> Sources:
@@ -390,26 +193,26 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     yield from health.backup_issues(found.backups)
     yield from health.unreadable_issues(
         {
-            "Backups": ("", found.backups),
-            "Jobs": ("/jobs", found.queues),
-            "Hosts": ("/jobs/hosts", found.fleet),
-            "Load of queues": ("/jobs", found.load),
-            "Failed jobs": ("/jobs/jobs?state=failed", found.failures),
-            "Crons": ("/jobs/crons", found.crons),
-            "Secrets of roles": ("/jobs/hosts", found.secrets),
-            "Fetch": ("/fetch", found.runs),
-            "Photos": ("/fetch/photos?show=broken", found.faulty_runs),
-            "Views": ("/views/lag", found.lag),
-            "Feed": ("/feed", found.shards),
-            "Media disks": ("/media", found.disks),
-            "Media nodes": ("/media/cluster", found.nodes),
-            "Marks in charts": ("", found.marks),
+            "Jobs: Fleet": ("/jobs", found.queues),
+            "Jobs: load of queues": ("/jobs", found.load),
+            "Jobs: failed jobs": ("/jobs/jobs?state=failed", found.failures),
+            "Jobs: Hosts": ("/jobs/hosts", found.fleet),
+            "Jobs: Crons": ("/jobs/crons", found.crons),
+            "Fetch: Runs": ("/fetch", found.runs),
+            "Fetch: Photos": ("/fetch/photos?show=broken", found.faulty_runs),
+            "Views: Flush": ("/views/lag", found.lag),
+            "Feed: Index": ("/feed/index", found.shards),
+            "Media: disks": ("/media", found.disks),
+            "Media: Cluster": ("/media/cluster", found.nodes),
+            "the check of backups": ("", found.backups),
+            "the check of HEADRACE_SECRET": ("", found.secrets),
+            "the check for restarts and dead processes": ("", found.marks),
         },
         found.engines,
     )
     yield from health.secret_issues(found.secrets)
     yield from health.failure_issues(found.failures)
-    yield from health.fleet_issues(found.fleet)
+    yield from health.fleet_issues(found.fleet, found.queues)
     yield from health.lost_issues(found.load)
     yield from health.death_issues(found.marks)
     yield from health.role_issues(rates.gone())
@@ -431,14 +234,15 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     yield from health_rooms.stale_issues(rates.age_s("nodes"))
 
 
-def health_of(problems: Sequence[Issue]) -> tuple[str, str]:
-    """Text and tone of the health: bad with any problem, warn with warnings only."""
-    bad = sum(one.tone == "bad" for one in problems)
-    if bad:
-        return pluralize(bad, "problem"), "bad"
-    if problems:
-        return pluralize(len(problems), "warning"), "warn"
-    return "no problems detected", "good"
+def health_of(issues: Sequence[Issue], *, is_partial: bool = False) -> tuple[str, str]:
+    """Text and tone of the health. `is_partial`: the caller may not read all that is checked."""
+    bad = sum(one.tone == "bad" for one in issues)
+    counts = ((bad, "problem"), (len(issues) - bad, "warning"))
+    found = ", ".join(pluralize(count, noun) for count, noun in counts if count)
+    text = found or "no problems detected"
+    if is_partial:
+        text += " in what your token may read"
+    return text, "bad" if bad else "warn" if issues else "good"
 
 
 async def _engines(context: ViewContext) -> dict[str, PanelData[Any]]:

@@ -1,7 +1,7 @@
 """The search of the command palette: screens, and things of all rooms by name or id.
 
 Each room returns a few things whose name begins with the text, within SOURCE_S. A room that
-the caller may not read, or that does not answer, has no matches.
+the caller may not read has no matches; one that does not answer is named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.console.format import path_segment
 from headrace.console.model import PREFIX
 from headrace.console.views import ViewContext, row_id
 from headrace.jobs.model import JobState
-from headrace.kernel.errors import HeadraceError
+from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.terminal import visible
 
 EACH_MAX: Final = 6
@@ -27,6 +27,12 @@ SOURCE_S: Final = 1.5
 TEXT_CHARACTERS_MAX: Final = 256
 
 
+STATE_WORDS: Final = {
+    JobState.READY: "waiting",
+    JobState.LEASED: "in progress",
+    JobState.GONE: "ended and not kept, or unknown",
+}
+"""States of jobs whose names are not those of the console."""
 LISTS: Final[Sequence[tuple[str, str, str, str]]] = (
     ("jobs:read", "Failed jobs", "/jobs/jobs?state=failed", "Jobs"),
     ("jobs:read", "Waiting jobs", "/jobs/jobs?state=ready", "Jobs"),
@@ -36,6 +42,7 @@ LISTS: Final[Sequence[tuple[str, str, str, str]]] = (
     ("jobs:read", "Quarantined jobs", "/jobs/jobs?state=quarantined", "Jobs"),
     ("jobs:read", "Paused queues", "/jobs?state=paused", "Jobs"),
     ("fetch:read", "Held runs", "/fetch?show=held", "Fetch"),
+    ("jobs:read", "Open alerts", "/jobs/alerts?open=1", "Jobs"),
     ("fetch:read", "Missing and failed photos", "/fetch/photos?show=broken", "Fetch"),
     ("fetch:read", "Photo hosts by errors", "/fetch/hosts?sort=errors", "Fetch"),
 )
@@ -61,9 +68,11 @@ async def find_matches(context: ViewContext, text: str) -> list[Match]:
     """What the text leads to: equal names first, then screens and things of each room."""
     found = [*_lists(context, text), *_screens(context, text)]
     if text and text.isprintable():
-        allowed = [find for scope, find in SOURCES if context.may(scope)]
-        for matches in await asyncio.gather(*(_within(context, find, text) for find in allowed)):
+        allowed = [(scope, find) for scope, find in SOURCES if context.may(scope)]
+        calls = (_within(context, scope, find, text) for scope, find in allowed)
+        for matches in await asyncio.gather(*calls):
             found += matches
+        found = list(dict.fromkeys(found))
     found.sort(key=lambda one: one.label.lower() != text.lower())
     return found[:MATCHES_MAX]
 
@@ -71,14 +80,20 @@ async def find_matches(context: ViewContext, text: str) -> list[Match]:
 Find = Callable[[ViewContext, str], AsyncIterator[Match]]
 
 
-async def _within(context: ViewContext, find: Find, text: str) -> list[Match]:
-    """The matches that a source yields in time, also if it fails afterwards."""
+async def _within(context: ViewContext, scope: str, find: Find, text: str) -> list[Match]:
+    """The matches that a source yields in time, and a line if it could not be read."""
     found: list[Match] = []
     try:
         async with asyncio.timeout(SOURCE_S):
             async for match in find(context, text):
                 found.append(match)  # noqa: PERF401 - keeps the matches before a failure
-    except (HeadraceError, TimeoutError):
+    except (Unavailable, TimeoutError):
+        room = scope.partition(":")[0].capitalize()
+        found.append(
+            Match(kind="no answer", label=room, href=PREFIX, hint="not searched, see Health")
+        )
+    except HeadraceError:
+        # No such job or run, or the room is not installed.
         pass
     return found
 
@@ -115,7 +130,8 @@ async def _job(context: ViewContext, text: str) -> AsyncIterator[Match]:
     if job_id := row_id(text):
         job = await context.jobs.job(job_id)
         queue = "" if job.state is JobState.GONE else f" in {job.queue}"
-        yield _match("job", job_id, f"/jobs/jobs/{job_id}", f"{job.state.value}{queue}")
+        state = STATE_WORDS.get(job.state, job.state.value)
+        yield _match("job", job_id, f"/jobs/jobs/{job_id}", f"{state}{queue}")
 
 
 async def _failures(context: ViewContext, text: str) -> AsyncIterator[Match]:
