@@ -12,12 +12,13 @@ from headrace.console.chart_marks import OF_JOBS, alert_marks, is_in_charts
 from headrace.console.format import format_in_unit
 from headrace.console.history import SPECS
 from headrace.console.screens import health, search
-from headrace.console.screens.cards import RoomRates, fetch_card, views_card
+from headrace.console.screens.cards import RoomRates, feed_card, fetch_card, views_card
 from headrace.console.screens.fleet import RULE_NAMES, rows_of
 from headrace.console.screens.health import engine_issues, fleet_issues, unreadable_issues
 from headrace.console.screens.queue import _charts
 from headrace.console.views import PanelData, Rates
 from headrace.engines.postgres_errors import PostgresDown
+from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import RunState
 from headrace.jobs.fleet.alerts import HOST_RULE, RULES, SHORT_OLDEST_S, Alert
 from headrace.jobs.fleet.state import FleetLoad, FleetState, PlanHead, QueueLoad, QueueMinute
@@ -92,6 +93,18 @@ def test_where_no_call_waits_none_is_the_oldest():
     shard = SimpleNamespace(pending=0, oldest_s=0.0)
     card = views_card(rates, RoomRates(rates, None), PanelData([shard]))
     assert card.facts == [("calls not yet stored", "0"), ("oldest of them", "none")]
+
+
+def test_an_unconfirmed_change_is_unknown_while_postgres_is_down():
+    """No flusher can look then, and its metric would be the one before."""
+    rates = Rates(None)
+    ready, given = PanelData([]), RoomRates(rates, None)
+    away = feed_card(rates, given, ready, PanelData(error="PostgreSQL does not respond"))
+    assert (away.facts[-1][1], away.error) == ("unknown", "PostgreSQL does not respond")
+    for lag_s, text in ((0.0, "none"), (2.5, "2.5 s")):
+        backlog = FeedBacklog(overdue=0, overdue_since_at=None, unswept_s=lag_s)
+        card = feed_card(rates, given, ready, PanelData(backlog))
+        assert card.facts[-1] == ("oldest unconfirmed change", text)
 
 
 def test_jobs_that_people_decide_use_no_slot():

@@ -56,7 +56,7 @@ async def test_things_of_every_room_are_found_by_the_beginning_of_their_name(fil
     [job] = [one for one in await matches(at, str(filled)) if one["kind"] == "job"]
     assert (job["href"], job["hint"]) == (
         f"/console/jobs/jobs/{filled}",
-        "ready in palette.queue",
+        "waiting in palette.queue",
     )
     objects = [one["href"] for one in await matches(at, "palette/on")]
     assert "/console/media/object?key=palette%2Fone.png" in objects
@@ -131,7 +131,7 @@ async def test_the_palette_leads_by_keys_to_things_and_actions(screen):
     await field.fill("pause")
     await page.locator("#palette [role=option]", has_text="actionPause queue").wait_for()
     await page.keyboard.press("Enter")
-    await page.locator("#form-what", has_text="Stops starting jobs of queue broken").wait_for()
+    await page.locator("#form-what", has_text="Starts no further jobs of queue broken").wait_for()
     await page.keyboard.press("Escape")
     await page.keyboard.press("Control+k")
     await field.fill(LAMP[:6])

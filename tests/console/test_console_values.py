@@ -25,7 +25,6 @@ from headrace.console.format import (
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
-from headrace.console.screens.cards import sweep_lag_s
 from headrace.console.screens.fetch_photos import errors_chart
 from headrace.console.screens.fleet import QueueRow, _key
 from headrace.console.screens.health import (
@@ -243,10 +242,8 @@ def test_close_readings_give_no_rates_and_ended_roles_are_reported():
     rates.add(0.0, parse_series(both + flusher))
     rates.add(2.0, parse_series(both + flusher))
     assert (rates.is_measuring, rates.rate_per_s("up"), rates.gone()) == (True, None, {})
-    assert sweep_lag_s(rates) == 70
     rates.add(14.0, parse_series(both))
     assert (rates.is_measuring, rates.gone()) == (False, {"flusher": 12.0})
-    assert sweep_lag_s(rates) is None, "the series of the api is no flusher's"
     [line] = role_issues(rates.gone())
     assert (line.subject, line.text) == ("role flusher on this machine", "no metrics for 12 s")
 

@@ -16,6 +16,7 @@ from headrace.console.format import (
 )
 from headrace.console.stored import OF_FLUSHER, OF_NODE, StoredMinute
 from headrace.console.views import NO_ANSWER, SPAN_S, PanelData, Rates
+from headrace.feed.lookup import FeedBacklog
 from headrace.fetch.model import FINAL_STATES
 from headrace.jobs.fleet.state import FleetState
 from headrace.jobs.model import QueueStatus
@@ -185,11 +186,15 @@ def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) ->
     )
 
 
-def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
-    """Feed: page rate, change rate and the oldest unconfirmed change."""
+def feed_card(
+    rates: Rates, given: RoomRates, shards: PanelData[Any], backlog: PanelData[FeedBacklog]
+) -> System:
+    """Feed: page rate, change rate and the oldest unconfirmed change of the whole deployment."""
     per_s = rates.rate_per_s("feed_pages_total")
-    changes_per_s, lag_s = rates.rate_per_s("feed_changes_total"), sweep_lag_s(rates)
-    lag = format_duration(lag_s) if lag_s else "none"
+    changes_per_s, oldest = rates.rate_per_s("feed_changes_total"), UNKNOWN
+    if backlog.value is not None:
+        lag_s = backlog.value.unswept_s
+        oldest = format_duration(lag_s) if lag_s else "none"
     # The history has no series of changes.
     changes = [] if rates.is_measuring else [("changes", f"{given.text(changes_per_s)}/s")]
     return System(
@@ -201,9 +206,9 @@ def feed_card(rates: Rates, given: RoomRates, shards: PanelData[Any]) -> System:
         unit="pages/s",
         facts=[
             *changes,
-            ("oldest unconfirmed change", "no flusher here" if lag_s is None else lag),
+            ("oldest unconfirmed change", oldest),
         ],
-        error=shards.error,
+        error=shards.error or backlog.error,
     )
 
 
@@ -225,11 +230,6 @@ def media_card(rates: Rates, given: RoomRates, *, is_installed: bool) -> System:
         ],
         is_installed=is_installed,
     )
-
-
-def sweep_lag_s(rates: Rates) -> float | None:
-    """Age of the oldest unconfirmed feed change; None without a flusher on this machine."""
-    return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
 
 
 def card_error(error: str | None) -> str:

@@ -114,7 +114,7 @@ async def view_overview(context: ViewContext) -> dict[str, Any]:
         jobs_card(rates, given, found.queues, found.fleet, now_at=context.now_at),
         fetch_card(rates, given, found.runs),
         views_card(rates, given, found.lag),
-        feed_card(rates, given, found.shards),
+        feed_card(rates, given, found.shards, found.backlog),
         media_card(rates, given, is_installed=True),
     ]
     return {
@@ -202,6 +202,7 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
             "Fetch: Photos": ("/fetch/photos?show=broken", found.faulty_runs),
             "Views: Flush": ("/views/lag", found.lag),
             "Feed: Index": ("/feed/index", found.shards),
+            "the check of late posts and changes": ("/feed", found.backlog),
             "Media: disks": ("/media", found.disks),
             "Media: Cluster": ("/media/cluster", found.nodes),
             "the check of backups": ("", found.backups),

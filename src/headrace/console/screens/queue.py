@@ -128,7 +128,7 @@ def _charts(
         line("longest wait", longest_wait_s, "warn", idle=None),
     ]
     slots = [
-        line("available", lambda row: round(row.slot_s / step_s, 2), idle=None),
+        line("assigned, or floating in use", lambda row: round(row.slot_s / step_s, 2), idle=None),
         line("busy, counted at the end of each call", busy_slots, "good"),
     ]
     runs_unit = "runs/min" if step_s == 60 else "runs/h"
