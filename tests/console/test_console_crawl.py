@@ -46,7 +46,7 @@ SEEDS = (
 """Pages that come first, so that the texts below are those of known data."""
 TEXTS = {
     "/": "Live state",
-    "/audit": "Every action attempted",
+    "/audit": "Every action that was sent",
     "/search": "Screens, and things of all rooms",
     "/jobs": "thumbs",
     "/jobs/hosts": "Slots by host",
@@ -167,7 +167,7 @@ def shown_rows(stack):
     yield "/console/views/entity?id=ad%3A39&span=2d", ("118", "Views by bot", "human")
     for post, shown in VISIBILITY.items():
         yield f"/console/feed/why?viewer=anna&post={post}", shown
-    yield "/console", ("queue broken: ", " failed jobs since ")
+    yield "/console", ("queue broken: ", " failed jobs, first ")
 
 
 def test_pages_show_what_the_api_returns(crawl, stack):

@@ -58,7 +58,7 @@ async def test_values_and_buttons_update_without_a_reload(screen, stack):
     stack.enqueue(queue, *({"n": n} for n in range(7)))
     stack.call("PUT", f"/v1/queues/{queue}", json={"importance": 7})
     await page.locator('[data-live="ready"] .v:text-is("7")').wait_for()
-    await page.locator("dd", has_text="7 (override)").wait_for()
+    await page.locator("dd", has_text="7 (set by an operator)").wait_for()
     assert await page.evaluate("window.keptByNoReload")
 
 
