@@ -47,7 +47,7 @@ SEEDS = (
 TEXTS = {
     "/": "Live state",
     "/audit": "Every action that was sent",
-    "/search": "Screens, and things of all rooms",
+    "/search": "Screens, lists, and things of all rooms",
     "/jobs": "thumbs",
     "/jobs/hosts": "Slots by host",
     "/jobs/decisions": "Slot decisions",

@@ -67,6 +67,18 @@ async def _charts_of(context: ViewContext, queue: str, span_s: int) -> tuple[Cha
     return _charts(by_hour, queue, now_at, step_s=3_600, span_s=span_s)
 
 
+def _mean(total_s: float, jobs: int) -> float | None:
+    return round(total_s / jobs, 4) if jobs else None
+
+
+def _run_s(row: QueueSpan) -> float | None:
+    return _mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
+
+
+def _longest_wait_s(row: QueueSpan) -> float | None:
+    return row.wait_max_s if row.claimed else None
+
+
 def _charts(
     found: Mapping[int, QueueSpan],
     queue: str,
@@ -98,18 +110,6 @@ def _charts(
         values = [value(row) if row else no for row, no in zip(rows, empty, strict=True)]
         return Line(label, values, tone)
 
-    def mean(total_s: float, jobs: int) -> float | None:
-        return round(total_s / jobs, 4) if jobs else None
-
-    def run_s(row: QueueSpan) -> float | None:
-        return mean(row.run_s, row.done + row.failed + row.cancelled + row.retried)
-
-    def busy_slots(row: QueueSpan) -> float:
-        return round(row.run_s / step_s, 2)
-
-    def longest_wait_s(row: QueueSpan) -> float | None:
-        return row.wait_max_s if row.claimed else None
-
     ended = [
         line("done", lambda row: row.done),
         line("failed", lambda row: row.failed, "bad"),
@@ -123,13 +123,17 @@ def _charts(
         line("failed or quarantined, kept", lambda row: row.failed_kept, "bad"),
     ]
     times = [
-        line("average slot time of a run", run_s, idle=None),
-        line("average wait", lambda row: mean(row.wait_s, row.claimed), idle=None),
-        line("longest wait", longest_wait_s, "warn", idle=None),
+        line("average slot time of a run", _run_s, idle=None),
+        line("average wait", lambda row: _mean(row.wait_s, row.claimed), idle=None),
+        line("longest wait", _longest_wait_s, "warn", idle=None),
     ]
     slots = [
         line("assigned, or floating in use", lambda row: round(row.slot_s / step_s, 2), idle=None),
-        line("busy, counted at the end of each call", busy_slots, "good"),
+        line(
+            "busy, counted at the end of each call",
+            lambda row: round(row.run_s / step_s, 2),
+            "good",
+        ),
     ]
     runs_unit = "runs/min" if step_s == 60 else "runs/h"
     failed = f"/jobs/jobs?{urlencode({'state': 'failed', 'queue': queue})}|failed jobs"
