@@ -85,7 +85,7 @@ def test_runs_that_wait_for_a_person_are_not_active():
     runs = [SimpleNamespace(state=state) for state in states]
     assert ("active runs", "2") in fetch_card(rates, RoomRates(rates, None), PanelData(runs)).facts
     many = fetch_card(rates, RoomRates(rates, None), PanelData(runs[:1] * 50))
-    assert ("active runs", "50 of the newest 50") in many.facts
+    assert ("active, of the newest 50 runs", "50") in many.facts
 
 
 def test_where_no_call_waits_none_is_the_oldest():

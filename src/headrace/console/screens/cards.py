@@ -14,6 +14,7 @@ from headrace.console.format import (
     format_duration,
     format_short,
 )
+from headrace.console.screens.views import PENDING_COUNTED
 from headrace.console.stored import OF_FLUSHER, OF_NODE, StoredMinute
 from headrace.console.views import NO_ANSWER, SPAN_S, PanelData, Rates
 from headrace.feed.lookup import FeedBacklog
@@ -138,12 +139,12 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
     """Fetch: photo rate and active runs."""
     per_s = rates.rate_per_s("fetch_photos_total")
     received_per_s = given.shown(rates.rate_per_s("fetch_received_bytes_total"), "fetch_bytes")
-    under_way, is_unused = UNKNOWN, False
+    label, under_way, is_unused = "active runs", UNKNOWN, False
     if runs is not None and runs.value is not None:
         is_unused = not runs.value and not per_s
         under_way = format_count(sum(run.state not in FINAL_STATES for run in runs.value))
         if len(runs.value) == RUNS_LOOKED_AT:
-            under_way += f" of the newest {RUNS_LOOKED_AT}"
+            label = f"active, of the newest {RUNS_LOOKED_AT} runs"
     return System(
         name="fetch",
         what="sellers' catalogues and photos → items",
@@ -154,7 +155,7 @@ def fetch_card(rates: Rates, given: RoomRates, runs: PanelData[Sequence[Any]] | 
         commands=FIRST_IMPORT if is_unused else (),
         facts=[
             ("received", given.bytes_text(received_per_s)),
-            ("active runs", under_way),
+            (label, under_way),
         ],
         link=("/fetch/hosts?sort=errors", "Photo hosts by errors"),
         error=None if runs is None else runs.error,
@@ -171,7 +172,8 @@ def views_card(rates: Rates, given: RoomRates, lag: PanelData[Sequence[Any]]) ->
     pending, oldest = UNKNOWN, UNKNOWN
     if lag.value is not None:
         calls = sum(shard.pending for shard in lag.value)
-        pending = format_count(calls)
+        is_capped = any(shard.pending >= PENDING_COUNTED for shard in lag.value)
+        pending = format_count(calls) + (" or more" if is_capped else "")
         oldest_s = max((shard.oldest_s for shard in lag.value), default=0.0)
         oldest = format_duration(oldest_s) if calls else "none"
     return System(
