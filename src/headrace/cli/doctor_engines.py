@@ -50,7 +50,7 @@ class Finding:
 
 async def store_fault(store: Blobs) -> str:
     """What the store does wrong with a probe object; empty if nothing. Raises: BlobsDown."""
-    key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"
+    key, data = f"headrace-probe-{secrets.token_hex(8)}", b"headrace"
     await store.put(key, data)
     try:
         if await store.get(key) != data:

@@ -194,10 +194,9 @@ def require_member(member: Member) -> Member:
 def _require_known(membership: Membership, name: str) -> Member:
     member = membership.member(name)
     if member is None:
-        known = ", ".join(one.name for one in membership.members) or "none"
-        raise NodeUnknown(
-            f"node {name[:80]!r} is not a member of the cluster: its members are {known}"
-        )
+        known = ", ".join(one.name for one in membership.members)
+        has = f"its members are {known}" if known else "it has no members"
+        raise NodeUnknown(f"node {name[:80]!r} is not a member of the cluster: {has}")
     return member
 
 
