@@ -39,6 +39,7 @@ SAMPLE_S: Final = 10.0
 FAULT_S: Final = 60.0
 START_S: Final = 300.0
 END_S: Final = 120.0
+ENGINES: Final = {"postgres", "valkey-server"}
 STATE: Final = compile_query(
     "endurance_state",
     "-- Connections, dead rows, log and size of the database.\n"
@@ -56,8 +57,11 @@ class Sample:
 
     at_s: float
     memory_bytes: int
-    """Private and shared memory of all processes of the demo (PSS)."""
+    """Private and shared memory (PSS) of the demo's processes without the engines."""
+    engines_bytes: int
+    """The same of PostgreSQL and Valkey."""
     descriptors: int
+    """Of the demo's processes without the engines."""
     processes: int
     connections: int | None
     dead_rows: int | None
@@ -91,6 +95,13 @@ def count_descriptors(pid: int) -> int:
     return 0
 
 
+def is_engine(pid: int) -> bool:
+    """Whether a process is one of PostgreSQL or Valkey."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").resolve().name in ENGINES
+    return False
+
+
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files in a folder."""
     found = subprocess.run(["du", "-sb", folder], capture_output=True, text=True, check=False)
@@ -108,14 +119,17 @@ class Probe:
     async def sample(self) -> Sample:
         """Measure now."""
         pids = sorted(descendants(self._pid) | {self._pid})
+        engines = {pid for pid in pids if is_engine(pid)}
+        others = [pid for pid in pids if pid not in engines]
         state, valkey, entries = await self._state(), None, None
         with contextlib.suppress(HeadraceError):
             valkey = int((await self._app.engines.valkey.command("INFO", "memory"))["used_memory"])
             entries = await self._stream_entries()
         return Sample(
             at_s=round(time.monotonic() - self._began_s, 1),
-            memory_bytes=sum(map(pss_bytes, pids)),
-            descriptors=sum(map(count_descriptors, pids)),
+            memory_bytes=sum(map(pss_bytes, others)),
+            engines_bytes=sum(map(pss_bytes, engines)),
+            descriptors=sum(map(count_descriptors, others)),
             processes=len(pids),
             **state,
             valkey_bytes=valkey,
@@ -214,6 +228,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "endurance" / "demo-data")
     parser.add_argument("--port", type=int, default=9400, help="first of three ports")
     given = parser.parse_args()
+    # A background job of a shell ignores SIGINT; asyncio turns it into the end of the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     folder = given.folder.resolve()
     with running_demo(folder, given.port) as process:
         samples, faults = asyncio.run(endure(folder, process.pid, hours=given.hours))

@@ -277,7 +277,7 @@ class SimulatedTransport:
     close = abort
 
     def lose(self) -> None:
-        """The server is gone; the client notices if a packet reaches it."""
+        """The server has ended; the client notices if a packet reaches it."""
         self.server.forget(self)
         self._to_client.send(b"")
 

@@ -193,7 +193,7 @@ class Pair:
         self.has_standby = True
 
     async def cut_off(self) -> None:
-        """Let the standby receive no commit from now on."""
+        """Let the standby receive no further commit."""
         await run_statements(self.standby.url, "ALTER SYSTEM SET primary_conninfo = ''")
         await run_statements(self.standby.url, RELOAD)
 
