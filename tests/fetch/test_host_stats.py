@@ -184,6 +184,6 @@ async def test_hosts_are_shown_with_their_speed_class_and_outcomes(
     assert rest.json()["hosts"] == hosts[1:]
     assert (await client.get(f"/v1/fetch/hosts/{quiet_host}")).json()["hosts"] == hosts[:1]
     shown = (await command("host", "ls"))[1].splitlines()
-    assert shown[0].split()[:4] == ["host", "customer", "class", "mean"]
+    assert shown[0].split()[:5] == ["host", "customer", "timeout", "class", "mean"]
     assert shown[-1].split()[:6] == ["slow.example", "shop", slow.starts_in, "8.00", "s", "4"]
     assert "paused until" in (await command("host", "show", f"http://{quiet_host}/a"))[1]
