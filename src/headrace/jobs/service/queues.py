@@ -8,7 +8,7 @@ code is renamed in place, so that its jobs follow. Older code reaches it by its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -74,6 +74,8 @@ class Queues:
         self._registry = registry
         self._lanes = lanes
         self._rows: dict[str, QueueRow] = {}
+        self._declared: frozenset[str] = frozenset()
+        """The queues of the registry when it was last stored."""
         self._declaring: SingleFlight[asyncio.AbstractEventLoop, dict[str, QueueRow]] = (
             SingleFlight()
         )
@@ -101,35 +103,49 @@ class Queues:
                 slack_s=limiter.slack_s,
                 is_declared=True,
             )
-        self._rows = rows
+        self._rows, self._declared = rows, frozenset(queue.name for queue in declared)
         return rows
 
     async def ids(self, jobs: JobColumns) -> list[int]:
         """The queue id of each job, by name or alias. Raises: QueueUnknown, InvalidJob."""
         names = jobs.queues
-        if not self._rows.keys() >= set(names):
+        used = set(names)
+        if not self._are_stored(used):
             # On its own connection: a caller's rollback must not undo the declaration.
-            known = await self._declared_once(names)
+            known = await self._declared_once(used)
             for name in names:
                 if name not in known:
                     raise QueueUnknown(str(name), known)
         rows = self._rows
-        if any(rows[name].needs_lane for name in set(names)):
+        laned = {name for name in used if self._needs_lane(name)}
+        if laned:
             refuse(
                 [
                     FieldProblem(f"/{index}/lane", "required", _lane_missing(rows[name]))
                     for index, (name, lane) in enumerate(zip(names, jobs.lanes, strict=True))
-                    if lane is None and rows[name].needs_lane
+                    if lane is None and name in laned
                 ]
             )
         return [rows[name].id for name in names]
 
-    async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
+    def _are_stored(self, names: set[str]) -> bool:
+        """Whether the rows of these queues are known, and those of own code are declared."""
+        return all(
+            name in self._rows and (name in self._declared or self._registry.find(name) is None)
+            for name in names
+        )
+
+    def _needs_lane(self, name: str) -> bool:
+        """Whether jobs of a queue need a lane by its row or by own code, whoever declared last."""
+        own = self._registry.find(name)
+        return self._rows[name].needs_lane or (own is not None and own.declared.needs_lane)
+
+    async def _declared_once(self, names: set[str]) -> dict[str, QueueRow]:
         """Call `declare` once for all concurrent callers of this loop."""
         loop = asyncio.get_running_loop()
         was_declaring = loop in self._declaring
         known = await self._declaring.call(loop, self.declare)
-        if was_declaring and not known.keys() >= set(names):
+        if was_declaring and not self._are_stored(names):
             # It may have started before these queues were declared.
             known = await self._declaring.call(loop, self.declare)
         return known
@@ -267,7 +283,7 @@ class Queues:
                 f"queue {queue.name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
                 f" limiter, or declare a new queue with limiter {queue.limiter!r}"
             )
-        return QueueRow(row.id, row.name, queue.limiter)
+        return replace(row, limiter=queue.limiter)
 
 
 def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused: Any) -> None:
