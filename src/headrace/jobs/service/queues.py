@@ -136,7 +136,7 @@ class Queues:
         )
 
     def _needs_lane(self, name: str) -> bool:
-        """Whether jobs of a queue need a lane by its row or by own code, whoever declared last."""
+        """Whether jobs of a queue need a lane, by its row or by own code."""
         own = self._registry.find(name)
         return self._rows[name].needs_lane or (own is not None and own.declared.needs_lane)
 
