@@ -14,7 +14,12 @@ from headrace.console.history import SPECS
 from headrace.console.screens import health, search
 from headrace.console.screens.cards import RoomRates, feed_card, fetch_card, views_card
 from headrace.console.screens.fleet import RULE_NAMES, rows_of
-from headrace.console.screens.health import engine_issues, fleet_issues, unreadable_issues
+from headrace.console.screens.health import (
+    engine_issues,
+    fleet_issues,
+    lost_issues,
+    unreadable_issues,
+)
 from headrace.console.screens.queue import _charts
 from headrace.console.views import PanelData, Rates
 from headrace.engines.postgres_errors import PostgresDown
@@ -52,6 +57,17 @@ def test_marks_are_in_the_charts_of_their_rooms():
     ]
     assert len(alert_marks(alerts, "jobs")) == 3
     assert [one.text for one in alert_marks(alerts, "fetch")] == ["fetch.item: "]
+
+
+@pytest.mark.parametrize(("lost", "jobs"), [(1, "1 job was"), (4, "4 jobs were")])
+def test_requeued_jobs_are_counted_over_a_span_that_does_not_move(lost, jobs):
+    def load(span_s):
+        queue = QueueLoad(queue="mail", **{**COUNTS, "lost": lost})
+        return PanelData(FleetLoad(span_s=span_s, queues=[queue], minutes=[]))
+
+    [issue] = lost_issues(load(301.0))
+    assert issue.text.startswith(f"{jobs} requeued in the last 6 minutes at most, because")
+    assert [issue] == list(lost_issues(load(348.0)))
 
 
 def _fleet(*alerts):

@@ -26,7 +26,7 @@ from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
 from headrace.console.screens.fetch_photos import errors_chart
-from headrace.console.screens.fleet import QueueRow, _key
+from headrace.console.screens.fleet import FleetFigures, QueueRow, _key
 from headrace.console.screens.health import (
     Issue,
     commit_issues,
@@ -339,6 +339,17 @@ def test_queue_states(backlog, load, done_per_s, state):
     )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")
+
+
+def test_waiting_of_the_fleet_leaves_out_jobs_for_people():
+    def row(ready, decisions, *, is_capped=False):
+        status = SimpleNamespace(ready=ready, ready_is_capped=is_capped, decisions=decisions)
+        return QueueRow(status=status, load=0.0)
+
+    rows = [row(2, {}), row(430, {"approve": None}, is_capped=True)]
+    figures = FleetFigures(rows=rows, span_s=60)
+    assert (figures.waiting, figures.waiting_is_capped) == (2, False)
+    assert (figures.waiting_for_people, figures.waiting_for_people_is_capped) == (430, True)
 
 
 def test_queues_are_ordered_by_the_shown_load_and_by_wait():

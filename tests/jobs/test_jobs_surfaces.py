@@ -453,7 +453,7 @@ async def test_lanes_and_the_fleet_at_the_terminal(client, postgres, jobs, sql):
     await Planner(postgres, jobs, "me").run_once()
     await sql("UPDATE headrace.fleet_plan SET leads_until = now() + interval '1 h'")
     shown = await shown_by(jobs, "fleet", "show")
-    for word in ("plan 1, led by me", "a:1", "q 1", "at_max", "below_min", "capacity"):
+    for word in ("plan 1, led by me", "a:1", "q 1", "at_max", "below_min", "1 of at most 5"):
         assert word in shown
     state = (await client.get("/v1/fleet")).json()
     assert (state["hosts"][0]["planned"], state["plan"]["is_led"]) == ({"q": 1}, True)

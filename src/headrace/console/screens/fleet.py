@@ -114,18 +114,23 @@ class FleetFigures:
 
     @property
     def waiting(self) -> int:
-        """Jobs that are due and not started."""
-        return sum(row.status.ready for row in self.rows)
-
-    @property
-    def waiting_for_people(self) -> int:
-        """Those of them that people decide."""
-        return sum(row.status.ready for row in self.rows if row.status.decisions)
+        """Jobs that are due and not started, without those that people decide."""
+        return sum(row.status.ready for row in self.rows if not row.status.decisions)
 
     @property
     def waiting_is_capped(self) -> bool:
-        """Whether more jobs wait than were counted."""
-        return any(row.status.ready_is_capped for row in self.rows)
+        """Whether more of them wait than were counted."""
+        return any(row.status.ready_is_capped for row in self.rows if not row.status.decisions)
+
+    @property
+    def waiting_for_people(self) -> int:
+        """Jobs that are due and that people decide."""
+        return sum(row.status.ready for row in self.rows if row.status.decisions)
+
+    @property
+    def waiting_for_people_is_capped(self) -> bool:
+        """Whether more of them wait than were counted."""
+        return any(row.status.ready_is_capped for row in self.rows if row.status.decisions)
 
     @property
     def leased(self) -> int:

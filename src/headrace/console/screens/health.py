@@ -22,6 +22,7 @@ from headrace.engines.commit_wait import CommitWait
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, SHORT_OLDEST_S, Alert
 from headrace.jobs.fleet.state import (
+    LOAD_MINUTES,
     FleetLoad,
     FleetState,
     QueueFailures,
@@ -287,9 +288,9 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             tone="warn",
             subject=f"queue {queue.queue}",
             href=f"{PREFIX}/jobs/queues/{path_segment(queue.queue)}",
-            text=f"{jobs} requeued in the last {format_duration(load.value.span_s)} after their"
-            " worker died or its lease ended",
-            fix="No job is lost: they run again. A job that crashes its process repeatedly is"
+            text=f"{jobs} requeued in the last {LOAD_MINUTES + 1} minutes at most, because a worker"
+            " died or a lease ended",
+            fix="No job is lost: each runs again. A job that crashes its process repeatedly is"
             f" quarantined. The cause is in {log_of('agent')}.",
         )
 

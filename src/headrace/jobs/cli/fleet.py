@@ -38,11 +38,11 @@ def show(terminal: Terminal) -> None:
     """Show hosts with their slots, the plan, the newest decisions and open alerts.
 
     A slot is a worker process. `slots` counts those that run, floating ones included, which serve
-    any queue. `capacity` is how many slots bound to queues the host's memory and CPU allow, without
-    floating ones. `pressure` is the share of the last minute in which some process waited for a
-    CPU; 0 while Headrace uses less than half of the CPU. The plan has the number of slots of each
-    queue on each host. One scheduler, the leader, makes it; the term is the number of leaders so
-    far.
+    any queue. `assigned` counts those that belong to a queue; its maximum is what the host's memory
+    and CPU allow, without floating slots. `pressure` is the share of the last minute in which some
+    process waited for a CPU; 0 while Headrace uses less than half of the CPU. The plan has the
+    number of slots of each queue on each host. One scheduler, the leader, makes it; the term is the
+    number of leaders so far.
     """
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
@@ -168,7 +168,7 @@ def _describe(state: FleetState) -> str:
         "state",
         "slots",
         "busy",
-        "capacity",
+        "assigned",
         "load",
         "pressure",
         "jobs ended",
@@ -190,6 +190,7 @@ def _describe(state: FleetState) -> str:
 def _host_row(host: FleetHost) -> tuple[object, ...]:
     lost = f" {host.lost_at:%m-%d %H:%M:%S}" if host.lost_at is not None else ""
     busy = sum(slot.busy_s > 0 for slot in host.slots)
+    assigned = sum(slot.queue is not None for slot in host.slots)
     bound = Counter(host.planned).most_common(5)
     planned = ", ".join(f"{queue} {count}" for queue, count in bound)
     more = len(host.planned) - len(bound)
@@ -198,7 +199,7 @@ def _host_row(host: FleetHost) -> tuple[object, ...]:
         host.state + lost,
         len(host.slots),
         busy,
-        host.capacity,
+        f"{assigned} of at most {host.capacity}",
         f"{host.load_per_core:.2f}",
         f"{host.cpu_pressure:.0%}",
         host.jobs_ended,
