@@ -116,10 +116,24 @@ async def test_jobs_that_do_not_wait(jobs, host_id, queue_id, manager):
     await settle(manager, claim, {done: Outcome("done"), failed: no})
     why = await jobs.why(done)
     assert (why.reason, "not committed" in why.text) == ("gone", True)
-    assert ((await jobs.why(failed)).reason, (await jobs.why(failed)).text) == (
-        "failed",
-        "no such peer",
+    why = await jobs.why(failed)
+    assert why.reason == "failed"
+    assert why.text.startswith(
+        "no such peer; not retried after run 1 of at most 6: its handler raised `Fail`"
     )
+    await jobs.queues.set("q", retries=0)
+    assert (await jobs.why(failed)).text == "no such peer; no retry is left after 1 failed run"
+
+
+async def test_a_kept_job_that_is_done_states_its_end_once(jobs, declare, postgres, manager):
+    ids = await declare(kept={"keep_done": "1h"})
+    await store.leases.add_host(postgres, "two", [ids["kept"]], 30)
+    job_id = await jobs.enqueue(NewJob(queue="kept"))
+    claim = await claim_one(manager, ids["kept"])
+    await settle(manager, claim, {job_id: Outcome("done")})
+    ended = (await jobs.job(job_id)).ended_at
+    why = await jobs.why(job_id)
+    assert (why.reason, why.text) == ("done", f"it ended at {ended:%Y-%m-%d %H:%M:%S} UTC")
 
 
 async def test_a_job_that_runs_again_shows_its_last_error(jobs, host_id, queue_id, manager):

@@ -6,6 +6,7 @@ queue, missing code, tag, pause and limits of the lane, slots, and finally jobs 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,10 @@ GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committ
 
 def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
     """Explain the job's state; `facts` are a row of the query why_waiting for a due job."""
+    if job.state is JobState.FAILED:
+        return _why(
+            job, "failed", f"{job.error or 'no error text'}; {_why_not_retried(job, retries)}"
+        )
     why = _why_held(job, facts, ahead_max)
     if job.error is None or job.ended_at is not None:
         return why
@@ -33,19 +38,29 @@ def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
     match job.state:
         case JobState.READY:
             return _why_ready(job, facts, ahead_max)
-        case JobState.SCHEDULED if job.run_at is None:
-            text = f"the jobs before it in chain {job.chain!r} have not ended"
-            return _why(job, "waits_in_chain", text)
         case JobState.SCHEDULED:
+            if job.run_at is None:
+                text = f"the jobs before it in chain {job.chain!r} have not ended"
+                return _why(job, "waits_in_chain", text)
             due = "it is due" if job.error is None else "due again"
-            text = f"{due} at {job.run_at:%Y-%m-%d %H:%M:%S} UTC"
-            return _why(job, "not_due", text, job.run_at)
+            return _why(job, "not_due", f"{due} at {_moment(job.run_at)}", job.run_at)
         case JobState.LEASED:
             return _why(job, "running", f"host {job.host} runs it under lease {job.lease_id}")
         case JobState.GONE:
             return _why(job, "gone", GONE_TEXT)
         case _:
-            return _why(job, job.state.value, job.error or f"it is {job.state.value}")
+            ended = "it ended" if job.ended_at is None else f"it ended at {_moment(job.ended_at)}"
+            return _why(job, job.state.value, job.error or ended)
+
+
+def _why_not_retried(job: Job, retries: int) -> str:
+    """Whether no retries were left, or something else ended the job."""
+    if job.attempt > retries:
+        return f"no retry is left after {pluralize(job.attempt, 'failed run')}"
+    return (
+        f"not retried after run {job.attempt} of at most {retries + 1}: its handler raised `Fail`,"
+        " its payload does not fit the handler, or a person or program that took it failed it"
+    )
 
 
 def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
@@ -90,7 +105,7 @@ def _why_in_lane(job: Job, facts: Any) -> Why | None:
     if facts["free_at"] is not None:
         text = (
             f"lane {job.lane!r} had its {facts['starts_max']} starts in {facts['window_s']:g} s:"
-            f" free again at {facts['free_at']:%Y-%m-%d %H:%M:%S} UTC"
+            f" free again at {_moment(facts['free_at'])}"
         )
         return _why(job, "lane_over_rate", text, facts["free_at"])
     return None
@@ -126,6 +141,10 @@ def _why_turn(job: Job, facts: Any, ahead_max: int) -> Why:
     else:
         slots = "the next free slot takes it"
     return _why(job, "waits_its_turn", f"it is due: {ahead} before it{where}, and {slots}")
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _why(job: Job, reason: str, text: str, until_at: Any = None) -> Why:

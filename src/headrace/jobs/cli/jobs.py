@@ -143,7 +143,8 @@ def show(terminal: Terminal, job_id: int) -> None:
 def why(terminal: Terminal, job_id: int) -> None:
     """Explain why job JOB_ID is in its state, such as why it waits, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
-    terminal.show(found, f"job {job_id} is {found.state.value}: {found.text} [{found.reason}]")
+    reason = "" if found.reason == found.state.value else f" [{found.reason}]"
+    terminal.show(found, f"job {job_id} is {found.state.value}: {found.text}{reason}")
 
 
 @jobs.command("ls", short_help="List jobs.")

@@ -289,7 +289,8 @@ class Jobs:
             facts = await self._postgres.one(SQL.why_waiting, job=job_id, count_max=AHEAD_MAX)
             if facts is None:
                 job = await self.job(job_id)
-        if job.error is not None and job.queue is not None and job.ended_at is None:
+        counts_runs = job.state is JobState.FAILED or (job.error is not None and not job.ended_at)
+        if counts_runs and job.queue is not None:
             retries = await self._postgres.value(SQL.retries_of, queue=job.queue)
             retries = retries if job.retries is None else job.retries
         why = explain_wait(job, facts, ahead_max=AHEAD_MAX, retries=retries)
