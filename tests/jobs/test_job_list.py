@@ -13,7 +13,7 @@ from lease_steps import FAIL, claim_lane_jobs, claim_one, settle
 
 from headrace.jobs import Jobs, NewJob, Registry, store
 from headrace.jobs.cli.jobs import first_line
-from headrace.jobs.errors import InvalidFilter, InvalidJob, LimiterInUse, QueueInUse
+from headrace.jobs.errors import InvalidFilter, InvalidJob, LimiterInUse, LimiterUnknown, QueueInUse
 from headrace.jobs.model import JobFilter
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import bulk
@@ -352,6 +352,11 @@ async def test_a_queue_that_is_used_stays_and_a_late_job_brings_it_back(
         await jobs.queues.remove("mail")
     with pytest.raises(LimiterInUse, match="code that declares its limits"):
         await jobs.lanes.remove_limiter("smtp")
+    with pytest.raises(
+        LimiterUnknown, match=r"did you mean smtp\? .*: list them with `"
+    ) as unknown:
+        await jobs.lanes.remove_limiter("smpt")
+    assert "set it" not in unknown.value.text
     other = Jobs(postgres, config, Registry())
     await other.enqueue(NewJob(queue="mial"))
     with pytest.raises(QueueInUse, match="waiting jobs"):

@@ -60,14 +60,17 @@ class LimiterUnknown(NotFound):
 
     code = "jobs.limiter_unknown"
 
-    def __init__(self, limiter: str, known: Sequence[str] = ()) -> None:
+    def __init__(self, limiter: str, known: Sequence[str] = (), *, may_create: bool = True) -> None:
+        created = (
+            "set it with `headrace lanes limiter`, or its lane with --create (?create=true), or "
+        )
         named = ", ".join(known[:LIMITERS_NAMED_MAX]) or "none"
         if len(known) > LIMITERS_NAMED_MAX:
             named += f" and {len(known) - LIMITERS_NAMED_MAX} more"
         super().__init__(
             f"limiter {limiter[:160]!r} does not exist{did_you_mean(limiter, known)}"
-            f" (known: {named}): set it with `headrace lanes limiter`, or"
-            " its lane with --create (?create=true), or list them with `headrace lanes limiters`"
+            f" (known: {named}): {created if may_create else ''}list them with"
+            " `headrace lanes limiters`"
         )
 
 

@@ -196,21 +196,18 @@ class Lanes:
 
     async def get_limiter(self, limiter: str) -> Limiter:
         """A limiter's limits and its queues. Raises: LimiterUnknown."""
-        found = (
-            await store.queues.find_limiters(self._postgres, limiter)
-            if is_storable(limiter)
-            else []
-        )
-        if not found:
+        found = await self._find(limiter)
+        if found is None:
             raise await self._unknown(limiter)
-        return found[0]
+        return found
 
     async def remove_limiter(self, limiter: str) -> None:
         """Remove a limiter and its lanes. Raises: LimiterUnknown, LimiterInUse.
 
         It must have no queue and no jobs, and no code may have declared its limits.
         """
-        await self.get_limiter(limiter)
+        if await self._find(limiter) is None:
+            raise await self._unknown(limiter, may_create=False)
         rows = await self._postgres.all(SQL.limiter_uses, limiter=limiter)
         if rows:
             raise LimiterInUse(limiter, [row["use"] for row in rows])
@@ -243,9 +240,16 @@ class Lanes:
             weight=weight,
         )
 
-    async def _unknown(self, limiter: str) -> LimiterUnknown:
+    async def _find(self, limiter: str) -> Limiter | None:
+        if not is_storable(limiter):
+            return None
+        found = await store.queues.find_limiters(self._postgres, limiter)
+        return found[0] if found else None
+
+    async def _unknown(self, limiter: str, *, may_create: bool = True) -> LimiterUnknown:
         """The error that names the limiters that exist."""
-        return LimiterUnknown(limiter, [known.limiter for known in await self.limiters()])
+        known = [one.limiter for one in await self.limiters()]
+        return LimiterUnknown(limiter, known, may_create=may_create)
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:

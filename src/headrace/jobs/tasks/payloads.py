@@ -189,16 +189,18 @@ class Fields:
             meant = ""
             if near := get_close_matches(name, self.names, n=1):
                 meant = f" (did you mean {near[0]!r}?)"
-            elif option := OPTIONS_OF_OTHERS.get(name) or _closest_option(name):
-                meant = f" (did you mean the option {option!r}?)"
+            else:
+                meant = option_meant(name)
             parts.append(f"unknown field {name!r}{meant}")
         parts += [f"missing field {name!r}" for name in missing]
         return f"{', '.join(parts)}; its handler takes: {self.text}"
 
 
-def _closest_option(name: str) -> str | None:
+def option_meant(name: str) -> str:
+    """` (did you mean the option X?)` with the option like `name`, or an empty text."""
     near = get_close_matches(name, [*JobOptions.__annotations__, *OWN_OPTIONS], n=1)
-    return near[0] if near else None
+    option = OPTIONS_OF_OTHERS.get(name) or (near[0] if near else None)
+    return f" (did you mean the option {option!r}?)" if option else ""
 
 
 def is_async(code: Callable[..., Any]) -> bool:

@@ -35,7 +35,7 @@ from headrace.jobs.tasks.options import (
     require_known,
     require_within,
 )
-from headrace.jobs.tasks.payloads import Fields, Payloads, is_async
+from headrace.jobs.tasks.payloads import Fields, Payloads, is_async, option_meant
 from headrace.kernel.errors import mismatch
 
 _MISSING: Final = object()
@@ -110,8 +110,9 @@ class Queue:
         if payload is _MISSING:
             payload = fields
         elif fields:
+            named = ", ".join(f"{name!r}{option_meant(name)}" for name in sorted(fields))
             raise InvalidTask(
-                f"task {self.queue!r}: give the payload or its fields {sorted(fields)}, not both"
+                f"task {self.queue!r}: give the payload or its fields {named}, not both"
             )
         self._require_fit(payload)
         return NewJob(
