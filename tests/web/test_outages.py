@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -225,6 +227,43 @@ async def test_a_failed_check_before_the_first_answer_is_no_outage(tmp_path, pos
     host.valkey.is_down = False
     await host.pass_s(80)
     assert await outages_of(reader) == []
+
+
+async def test_checks_at_once_are_one_and_do_not_confirm_each_other(tmp_path, postgres):
+    """At a start the loop of checks and the loop of readings begin together."""
+    host = Host(tmp_path, postgres)
+    host.is_cut = True
+    watch = host.recorder.watch
+    await asyncio.gather(host.recorder.check_engines(), host.recorder.step())
+    assert (watch.takes_writes, watch.cause_of("postgres")) == (False, "")
+    await host.recorder.check_engines()
+    assert watch.cause_of("postgres") == "no answer in time"
+
+
+async def test_the_first_check_of_an_engine_waits_longer_than_the_next(
+    tmp_path, postgres, monkeypatch
+):
+    monkeypatch.setattr(outages, "CHECK_S", 0.05)
+    host = Host(tmp_path, postgres)
+    watch = host.recorder.watch
+
+    async def answer_late():
+        late = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, late.set)
+        await late.wait()
+
+    monkeypatch.setattr(host, "one", partial(_late, answer_late, host.one))
+    monkeypatch.setattr(host.valkey, "open", answer_late)
+    await watch.check()
+    assert watch.takes_writes
+    assert watch.offset_s is not None
+    await watch.check()
+    assert not watch.takes_writes
+
+
+async def _late(wait, read, sql, **given):
+    await wait()
+    return await read(sql, **given)
 
 
 async def test_an_outage_that_continues_is_marked_and_one_late_check_is_none(three, reader):

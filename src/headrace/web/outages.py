@@ -25,6 +25,7 @@ from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
 from headrace.kernel.clock import Clock
 from headrace.kernel.errors import TO_DOCTOR, HeadraceError
+from headrace.kernel.single_flight import SingleFlight
 
 SQL: Final = load_queries("headrace.web")
 CHECK_EVERY_S: Final = 2.0
@@ -32,6 +33,8 @@ STORE_EVERY_S: Final = 10.0
 """Each check of a bucket is a paid request."""
 CHECK_S: Final = 2.0
 """Longest wait for an engine."""
+FIRST_CHECK_S: Final = 10.0
+"""The same for the first check of an engine, as a busy host may start slowly."""
 WAITING_MAX: Final = 200
 OUTAGES_KEPT: Final = 500
 """Of each host."""
@@ -122,13 +125,17 @@ class OutageWatch:
         """Engines that answered once: before that, a single failed check is part of a start."""
         self._store_from_s = float("-inf")
         self._full = ""
+        self._checking: SingleFlight[str, None] = SingleFlight()
         self.offset_s: float | None = None
         """What PostgreSQL's clock is ahead of the monotonic one."""
         self.takes_writes = True
         """Whether the last check of PostgreSQL succeeded."""
 
     async def check(self) -> None:
-        """Check the engines that are due."""
+        """Check the engines that are due. Concurrent calls share one check."""
+        await self._checking.join("engines", self._check)
+
+    async def _check(self) -> None:
         began_s = self._clock.monotonic_s()
         engines = self._engines()
         checks: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -138,7 +145,9 @@ class OutageWatch:
         if "blobs" in self._open or began_s >= self._store_from_s:
             checks["blobs"] = engines.blobs.open
             self._store_from_s = began_s + STORE_EVERY_S - CHECK_EVERY_S / 2
-        causes = await asyncio.gather(*(_failure_of(check) for check in checks.values()))
+        causes = await asyncio.gather(
+            *(_failure_of(check, self._wait_s(engine)) for engine, check in checks.items())
+        )
         found = dict(zip(checks, causes, strict=True))
         self.takes_writes = not found["postgres"]
         if found["postgres"] and found["postgres"] not in NO_WRITES:
@@ -195,6 +204,10 @@ class OutageWatch:
         for one in over:
             self._changed.pop(one.id, None)
 
+    def _wait_s(self, engine: str) -> float:
+        is_first = engine not in self._answered and engine not in self._open
+        return FIRST_CHECK_S if is_first else CHECK_S
+
     async def _check_postgres(self, postgres: Postgres) -> None:
         """Read the clock; raise a `_TakesNoWrites` while writes are refused or wait."""
         began_s = self._clock.monotonic_s()
@@ -246,10 +259,10 @@ class _TakesNoWrites(Exception):
     """PostgreSQL answers and takes no writes; the text is the cause."""
 
 
-async def _failure_of(check: Callable[[], Awaitable[Any]]) -> str:
+async def _failure_of(check: Callable[[], Awaitable[Any]], wait_s: float) -> str:
     """The cause why a check failed; empty if it did not."""
     try:
-        await asyncio.wait_for(check(), CHECK_S)
+        await asyncio.wait_for(check(), wait_s)
     except _TakesNoWrites as error:
         return str(error)
     except (HeadraceError, TimeoutError) as error:
