@@ -27,6 +27,11 @@ end}
 """
 
 
+async def test_the_run_of_a_server_has_one_id(valkey):
+    assert len(await valkey.run_id()) == 40
+    assert await valkey.run_id() == await valkey.run_id()
+
+
 async def test_an_absent_server_raises_with_the_remedy():
     valkey = Valkey("valkey://127.0.0.1:1", ValkeyConfig(timeout_s=0.5))
     with pytest.raises(ValkeyDown, match="headrace doctor"):

@@ -15,6 +15,10 @@ class Engine:
     """An engine that answers unless `is_down`."""
 
     is_down = is_cut = False
+    run = 1
+
+    async def run_id(self):
+        return f"{self.run}"
 
     async def open(self):
         if self.is_cut:
@@ -39,6 +43,7 @@ class Host:
         self.is_cut = self.is_read_only = False
         self.servers = self.direct_servers = SimpleNamespace(no_primary=None)
         self.synchronous = ""
+        self.started_s = 1.0
         self.name = name
         self.recorder = self.new_recorder(name)
 
@@ -62,7 +67,11 @@ class Host:
                 "waited_s": 0.0,
             }
         assert sql.name == "outage_clock"
-        return {"now_s": self.clock.now().timestamp(), "is_read_only": self.is_read_only}
+        return {
+            "now_s": self.clock.now().timestamp(),
+            "started_s": self.started_s,
+            "is_read_only": self.is_read_only,
+        }
 
     async def connect_unpooled(self):
         """No connection beside the pool."""

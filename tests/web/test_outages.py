@@ -219,6 +219,22 @@ async def test_an_outage_of_one_check_is_marked_if_the_connection_was_refused(th
     assert sum(known(down.series[0].lines[0].values)) == pytest.approx(6, abs=0.5)
 
 
+async def test_a_server_that_was_started_again_between_two_checks_is_an_outage(
+    tmp_path, postgres, reader
+):
+    host = Host(tmp_path, postgres)
+    await host.pass_s(20)
+    host.valkey.run += 1
+    await host.pass_s(40)
+    host.started_s += 500.0
+    await host.pass_s(80)
+    again = "its server was started again or replaced"
+    assert await outages_of(reader) == [
+        (f"Valkey did not answer one for about 2 s: {again}", "one", 0, 2),
+        (f"PostgreSQL did not answer one for about 2 s: {again}", "one", 40, 2),
+    ]
+
+
 async def test_a_failed_check_before_the_first_answer_is_no_outage(tmp_path, postgres, reader):
     """The roles of a host start together with its engines."""
     host = Host(tmp_path, postgres)

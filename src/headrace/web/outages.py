@@ -4,9 +4,10 @@ The recorder of each host (`web/recorder.py`) has an `OutageWatch`. It checks Po
 every CHECK_EVERY_S, and the object store every STORE_EVERY_S while it answers. An outage begins
 with the first check without an answer and ends with the first one that has an answer. A single
 failed check is an outage if the engine answered before and the cause shows that no server runs, as
-in CERTAIN. One without an answer in time is none, as a busy host may cause it. PostgreSQL is down,
-too, while it takes no writes. Outages wait in memory, up to WAITING_MAX, until PostgreSQL takes
-them. `web/joined_outages.py` joins those of all hosts.
+in CERTAIN. So is a server that was started again between two checks, from the one to the other. One
+without an answer in time is none, as a busy host may cause it. PostgreSQL is down, too, while it
+takes no writes. Outages wait in memory, up to WAITING_MAX, until PostgreSQL takes them.
+`web/joined_outages.py` joins those of all hosts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from headrace.engines import Engines
 from headrace.engines.commit_wait import find_commit_wait, read_apart
 from headrace.engines.postgres import Postgres
 from headrace.engines.sql import load_queries
+from headrace.engines.valkey import Valkey
 from headrace.kernel.clock import Clock
 from headrace.kernel.errors import TO_DOCTOR, HeadraceError
 from headrace.kernel.single_flight import SingleFlight
@@ -48,6 +51,7 @@ COMMITS_WAIT: Final = "commits waited for a synchronous standby"
 REFUSED: Final = "connection refused"
 STARTING: Final = "starting, stopping or recovering"
 NO_SOCKET: Final = "no socket: its server does not run"
+RESTARTED: Final = "its server was started again or replaced"
 CERTAIN: Final = {REFUSED, STARTING, NO_SOCKET}
 """Causes that one check proves. Health reports the engine as down at once."""
 NO_WRITES: Final = {FULL, READ_ONLY, COMMITS_WAIT}
@@ -121,8 +125,10 @@ class OutageWatch:
         self._open: dict[str, OpenOutage] = {}
         self._changed: dict[int, OpenOutage] = {}
         self._down_s: defaultdict[str, float] = defaultdict(float)
-        self._answered: set[str] = set()
-        """Engines that answered once: before that, a single failed check is part of a start."""
+        self._answered_s: dict[str, float] = {}
+        """When each engine answered last. Before that, a single failed check is part of a start."""
+        self._runs: dict[str, object] = {}
+        """What identifies the process of each engine's server."""
         self._store_from_s = float("-inf")
         self._full = ""
         self._checking: SingleFlight[str, None] = SingleFlight()
@@ -140,11 +146,12 @@ class OutageWatch:
         engines = self._engines()
         checks: dict[str, Callable[[], Awaitable[Any]]] = {
             "postgres": lambda: self._check_postgres(engines.postgres),
-            "valkey": engines.valkey.open,
+            "valkey": lambda: self._check_valkey(engines.valkey),
         }
         if "blobs" in self._open or began_s >= self._store_from_s:
             checks["blobs"] = engines.blobs.open
             self._store_from_s = began_s + STORE_EVERY_S - CHECK_EVERY_S / 2
+        runs = dict(self._runs)
         causes = await asyncio.gather(
             *(_failure_of(check, self._wait_s(engine)) for engine, check in checks.items())
         )
@@ -157,7 +164,8 @@ class OutageWatch:
                 found["postgres"] = cause_of(missing)
         found["postgres"] = found["postgres"] or self._full
         for engine, cause in found.items():
-            self._note(engine, cause, began_s)
+            is_restarted = bool(runs.get(engine)) and runs[engine] != self._runs[engine]
+            self._note(engine, cause, began_s, is_restarted=is_restarted)
 
     def note_full(self, *, is_full: bool) -> None:
         """Record that a write failed for lack of space, or that one succeeded."""
@@ -205,7 +213,7 @@ class OutageWatch:
             self._changed.pop(one.id, None)
 
     def _wait_s(self, engine: str) -> float:
-        is_first = engine not in self._answered and engine not in self._open
+        is_first = engine not in self._answered_s and engine not in self._open
         return FIRST_CHECK_S if is_first else CHECK_S
 
     async def _check_postgres(self, postgres: Postgres) -> None:
@@ -215,16 +223,34 @@ class OutageWatch:
         assert row is not None, "it reads no table"
         # Half of the round trip is the best guess of when the clock was read.
         self.offset_s = row["now_s"] - (began_s + self._clock.monotonic_s()) / 2
+        self._runs["postgres"] = row["started_s"]
         if row["is_read_only"]:
             raise _TakesNoWrites(READ_ONLY)
         if await find_commit_wait(postgres) is not None:
             raise _TakesNoWrites(COMMITS_WAIT)
 
-    def _note(self, engine: str, cause: str, began_s: float) -> None:
+    async def _check_valkey(self, valkey: Valkey) -> None:
+        await valkey.open()
+        # A login may lack the right to read it.
+        with suppress(HeadraceError):
+            self._runs["valkey"] = await valkey.run_id()
+
+    def _note_restart(self, engine: str, now_s: float) -> None:
+        """Record an outage since the last answer, or confirm the open one."""
+        from_s = self._answered_s[engine]
+        outage = self._open.setdefault(engine, OpenOutage(engine, from_s, now_s, [], from_s))
+        if not outage.is_confirmed:
+            outage.causes.append(RESTARTED)
+            outage.is_confirmed = True
+
+    def _note(self, engine: str, cause: str, began_s: float, *, is_restarted: bool) -> None:
         """Record the result of a check that began at `began_s`; no cause: the engine answered."""
-        now_s, outage = self._clock.monotonic_s(), self._open.get(engine)
+        now_s = self._clock.monotonic_s()
         if not cause:
-            self._answered.add(engine)
+            if is_restarted:
+                self._note_restart(engine, now_s)
+            self._answered_s[engine] = now_s
+        outage = self._open.get(engine)
         if outage is None:
             if cause:
                 self._open[engine] = OpenOutage(
@@ -233,7 +259,7 @@ class OutageWatch:
                     now_s,
                     [cause],
                     began_s,
-                    is_confirmed=cause in CERTAIN and engine in self._answered,
+                    is_confirmed=cause in CERTAIN and engine in self._answered_s,
                 )
             return
         outage.until_s = now_s

@@ -1,6 +1,7 @@
 -- name: outage_clock
--- The clock that stamps the history, and whether the server refuses writes.
+-- The clock that stamps the history, when the server started, and whether it refuses writes.
 SELECT extract(epoch FROM clock_timestamp())::float8 AS now_s,
+    extract(epoch FROM pg_postmaster_start_time())::float8 AS started_s,
     current_setting('transaction_read_only') = 'on' AS is_read_only;
 
 -- name: store_outage
