@@ -17,8 +17,11 @@ class Engine:
     is_down = is_cut = False
     run = 1
 
-    async def run_id(self):
-        return f"{self.run}"
+    async def primaries(self):
+        return [self]
+
+    async def command(self, *_words):
+        return {"run_id": f"{self.run}"}
 
     async def open(self):
         if self.is_cut:

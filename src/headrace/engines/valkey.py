@@ -213,14 +213,6 @@ class Valkey:
         if self.sentinels is not None:
             await self.sentinels.close()
 
-    async def run_id(self) -> str:
-        """The id of the single server's process; empty for a cluster. Raises: ValkeyDown."""
-        nodes = await self.primaries()
-        if len(nodes) > 1:
-            return ""
-        info = await nodes[0].command("INFO", "server")
-        return str(info.get("run_id", ""))
-
     async def command(self, *words: str | bytes | float, near: str | None = None) -> Any:
         """Send one command; replies are bytes, ints and lists. Raises: ValkeyDown.
 

@@ -230,10 +230,14 @@ class OutageWatch:
             raise _TakesNoWrites(COMMITS_WAIT)
 
     async def _check_valkey(self, valkey: Valkey) -> None:
+        """Check that it answers; read the id of a single server's process."""
         await valkey.open()
         # A login may lack the right to read it.
         with suppress(HeadraceError):
-            self._runs["valkey"] = await valkey.run_id()
+            nodes = await valkey.primaries()
+            if len(nodes) == 1:
+                info = await nodes[0].command("INFO", "server")
+                self._runs["valkey"] = info.get("run_id", self._runs.get("valkey"))
 
     def _note_restart(self, engine: str, now_s: float) -> None:
         """Record an outage since the last answer, or confirm the open one."""
