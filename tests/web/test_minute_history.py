@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from recording_host import Host, known
 from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import Query
+from headrace.kernel import metrics
 from headrace.web.history import MINUTES_KEPT_S, SERIES, History, InvalidSpan, percentile_s, span_of
 from headrace.web.marks import CAUSES, Mark
 from headrace.web.recorder import Snapshot
@@ -206,6 +208,84 @@ async def test_a_restart_differs_from_the_start_of_a_host(tmp_path, postgres, re
     ]
     again = [(mark.count, mark.causes) for mark in await reader.marks(kind="restart")]
     assert again == [(1, {"agent": 1}), (1, {"api": 1}), (3, {"agent": 2, "api": 1})]
+
+
+async def test_a_role_that_dies_in_its_hosts_first_minute_restarts_alone(
+    tmp_path, postgres, reader
+):
+    host = Host(tmp_path, postgres, ago_s=1800.0)
+    for role in ("agent", "api", "media"):
+        host.write(f"{role}-1", started_s=host.clock.now().timestamp())
+    await host.recorder.step()
+    await host.pass_s(30)
+    host.write("agent-2", started_s=host.clock.now().timestamp())
+    await host.pass_s(60)
+    found = [(mark.kind, mark.text, mark.role, mark.causes) for mark in await reader.marks()]
+    assert found == [
+        ("start", "agent, api, media started on one, version 1.0", "", {}),
+        ("restart", "agent started again on one, version 1.0", "agent", {"agent": 1}),
+    ]
+
+
+async def test_an_ordered_stop_and_start_of_a_host_is_no_restart(tmp_path, postgres, reader):
+    host = Host(tmp_path, postgres, ago_s=1800.0)
+    for role in ("agent", "media"):
+        host.write(f"{role}-1", started_s=host.clock.now().timestamp())
+    await host.recorder.step()
+    await host.pass_s(60)
+    # A role dies and is replaced; later all end in order, and the host starts again.
+    host.write("media-2", started_s=host.clock.now().timestamp())
+    await host.pass_s(120)
+    for name in ("agent-1", "media-2"):
+        (host.folder / f"{name}.prom").unlink()
+    for role in ("agent", "media"):
+        metrics.remove_snapshot(host.folder, role)
+    await host.recorder.close()
+    host.recorder = host.new_recorder()
+    for role in ("agent", "media"):
+        host.write(f"{role}-3", started_s=host.clock.now().timestamp())
+    await host.recorder.step()
+    await host.pass_s(60)
+    found = [(mark.kind, mark.text.partition(" on ")[0]) for mark in await reader.marks()]
+    assert found == [
+        ("start", "agent, media started"),
+        ("restart", "media started again"),
+        ("start", "agent, media started"),
+    ]
+
+
+def test_the_end_of_a_process_keeps_the_files_of_processes_that_run(tmp_path):
+    for name in ("api-1", "api-2", "api.worker-3", "agent-4"):
+        (tmp_path / f"{name}.prom").write_text("")
+    for name in ("api-1", "api.worker-3", "agent-4"):
+        os.utime(tmp_path / f"{name}.prom", (1, 1))
+    metrics.write_snapshot(tmp_path, "api")
+    metrics.remove_snapshot(tmp_path, "api")
+    left = sorted(path.stem for path in tmp_path.iterdir())
+    assert left == ["agent-4", "api-2", "api.worker-3"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [((10,), 1), ((10,) * 6, 1), ((10,) * 5 + (10.3,), 1)],
+    ids=["a sixth of a minute", "a whole minute", "a minute and a bit"],
+)
+async def test_a_minute_shows_what_was_counted_in_it(tmp_path, postgres, reader, steps, expected):
+    host = Host(tmp_path, postgres)
+    host.write("api-1", "feed_posts_total 0")
+    await host.recorder.step()
+    host.write("api-1", "feed_posts_total 1")
+    for seconds in steps:
+        host.clock.advance(seconds)
+        await host.recorder.step()
+    await host.recorder.close()
+    assert known((await minutes_of(reader, "feed_posts"))["all"]) == [expected]
+    # A longer step is the mean per recorded minute, and less than a minute is not extrapolated.
+    now_at = datetime.now(UTC)
+    longer = await minutes_of(
+        reader, "feed_posts", from_at=now_at - timedelta(hours=6), to_at=now_at
+    )
+    assert known(longer["all"]) == [pytest.approx(expected, rel=0.01)]
 
 
 async def test_a_host_stores_one_bounded_row_a_minute_and_old_ones_go(tmp_path, postgres):

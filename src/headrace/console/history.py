@@ -460,7 +460,7 @@ class _Loader:
 def _scaled(value: float | None, factor: float, *, is_rate: bool = False) -> float | None:
     if value is None:
         return None
-    # A recorded minute has 59.9 or 60.1 s, and 5 photos are 5 photos/min.
+    # Two recorded minutes have 119.9 or 120.1 s, and 10 photos are 5 photos/min.
     scaled = value * factor
     return round(scaled, 1) if is_rate and scaled >= 1 else _digits(scaled)
 

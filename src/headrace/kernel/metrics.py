@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY: Final = CollectorRegistry()
 STALE_S: Final = 15.0
 WRITE_EVERY_S: Final = 2.0
+_LOADED_S: Final = time.time()
+"""A snapshot file that is older was written by an earlier process, which has ended."""
 PEAK_HELD_S: Final = 13.0
 """The history reads the files of all roles every 10 s, and each is written every 2 s."""
 _ALLOWED: Final[dict[str, Mapping[str, frozenset[str]]]] = {}
@@ -220,8 +223,16 @@ def write_snapshot(folder: Path, role: str) -> None:
 
 
 def remove_snapshot(folder: Path, role: str) -> None:
-    """Delete this process's snapshot file."""
-    (folder / f"{role}-{os.getpid()}.prom").unlink(missing_ok=True)
+    """Delete this process's snapshot file, and those that its dead predecessors left behind.
+
+    A file that remains shows the minute history that the last process of a role died.
+    """
+    own = folder / f"{role}-{os.getpid()}.prom"
+    own.unlink(missing_ok=True)
+    for path in folder.glob(f"{role}-*.prom"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < _LOADED_S:
+                path.unlink()
 
 
 def merged_metrics(folder: Path | None, role: str | None) -> bytes:

@@ -136,7 +136,8 @@ MOMENT: Final = Parsed(parse_moment, InvalidSpan, name="moment")
 def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> None:
     """Show SERIES, such as views_hits, in the last hour or up to 30 days.
 
-    Counts are per minute, times in seconds; docs/console.md lists the series.
+    Counts are what was counted in each minute, or the mean per minute of longer steps; times are in
+    seconds. docs/console.md lists the series.
     """
     found: HistoryAnswer = terminal.run(
         History, lambda service: service.read(list(series), **given)
@@ -147,7 +148,7 @@ def history(terminal: Terminal, /, series: tuple[str, ...], **given: Any) -> Non
         at = found.from_at + n * timedelta(seconds=found.step_s)
         values = [line.values[n] for line in lines.values()]
         if is_recorded:
-            rows.append((f"{at:%m-%d %H:%M}", *("" if v is None else f"{v:g}" for v in values)))
+            rows.append((f"{at:%m-%d %H:%M}", *("" if v is None else f"{v:.12g}" for v in values)))
     terminal.show(found, table(("at (UTC)", *lines), rows))
 
 

@@ -4,9 +4,10 @@ One process per host (`web/recorder.py`) writes a row per minute: for each serie
 its counters grew by, how many values fell into each bucket of its histogram, or the greatest value
 of its gauge. Minutes are kept for MINUTES_KEPT_S and hours for HOURS_KEPT_S.
 
-A read chooses the step by its span, so an answer has at most POINTS_MAX points. Growth is returned
-per minute of recorded time: a step that only half of was recorded is no dip, and a step without a
-row is a gap. Percentiles come from the summed buckets of all hosts, so they are those of the
+A read chooses the step by its span, so an answer has at most POINTS_MAX points. For a step of one
+minute, what was counted in it is returned, also if only a part of it was recorded. For a longer
+step it is the mean per recorded minute, so a step that only half of was recorded is no dip. A step
+without a row is a gap. Percentiles come from the summed buckets of all hosts, so they are those of the
 whole; inside a bucket values are assumed to be spread evenly over the logarithm.
 """
 
@@ -32,6 +33,7 @@ MINUTES_KEPT_S: Final = 48 * 3_600.0
 HOURS_KEPT_S: Final = 30 * 86_400.0
 STEPS: Final = ((2 * 3_600, 60), (8 * 3_600, 120), (int(MINUTES_KEPT_S), 600))
 """The longest span of each step in seconds; longer ones are read by hour."""
+MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
 POINTS_MAX: Final = 721
 MARKS_MAX: Final = 200
@@ -122,7 +124,10 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesHistory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One series. Lines are per minute for counts, else in the unit."""
+    """One series. Lines are per minute for counts, else in the unit.
+
+    In steps of one minute, counts are what was counted in it; in longer ones, means per minute.
+    """
 
     series: str
     kind: str
@@ -206,6 +211,8 @@ class History:
         by: str = "key",
     ) -> HistoryAnswer:
         """Up to 20 series in a span of up to 30 days, by default the last hour.
+
+        Counts are those of each minute, or the mean per recorded minute of longer steps.
 
         `by="host"` and `by="center"` return a line per host or data center: the sum over the keys,
         or the p99 of times. Minutes are kept for 48 hours; a span that begins before them is read
@@ -362,9 +369,15 @@ class _Table:
     def _line(self, series: Series, part: str, keys: Iterable[Steps]) -> list[float | None]:
         combine = max if series.kind == "peak" else sum
         whole = [combine(found) for found in zip(*keys, strict=True)] or [0.0] * self._span.steps
+        found = zip(whole, self.seconds[part], strict=True)
+        if series.kind == "count" and self._span.step_s == MINUTE_S:
+            return [round(value, 3) if s else None for value, s in found]
+        # A step with less than one recorded minute is not extrapolated.
         return [
-            None if not s else _short(value if series.kind == "peak" else value / s * 60)
-            for value, s in zip(whole, self.seconds[part], strict=True)
+            (_short(value if series.kind == "peak" else value / max(1.0, s / MINUTE_S)))
+            if s
+            else None
+            for value, s in found
         ]
 
 
@@ -409,35 +422,54 @@ def percentile_s(bounds_s: Sequence[float], counts: Sequence[float], share: floa
 
 
 def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
-    """A mark for each host and step in which roles started."""
+    """Marks for each host and step in which roles started, one for each kind.
+
+    A role that started with its host and died in the same step is in two of them.
+    """
     for host, keys in parts.items():
-        version_of: dict[str, str] = {}
         again_of = restarts.get(host, {})
+        version_of: dict[str, str] = {}
         for index in range(span.steps):
-            started = [key.partition(" ") for key, steps in sorted(keys.items()) if steps[index]]
-            if not started:
-                continue
-            is_new = any(version_of.get(role, version) != version for role, _, version in started)
-            version_of.update({role: version for role, _, version in started})
-            is_again = not is_new and any(steps[index] for steps in again_of.values())
-            roles = list(dict.fromkeys(role for role, _, _ in started))
-            versions = ", ".join(sorted({version for _, _, version in started}))
-            verb = "started again" if is_again else "started"
-            again = Counter[str]()
-            for key, steps in sorted(again_of.items()) if is_again else ():
-                again[key.partition(" ")[0]] += round(steps[index])
-            again = +again
-            named = [f"{role} ({again[role]} times)" if again[role] > 1 else role for role in roles]
-            yield Mark(
-                at=span.start_of(index),
-                within_s=span.step_s,
-                kind="deploy" if is_new else "restart" if is_again else "start",
-                text=f"{', '.join(named)} {verb} on {host}, version {versions}",
-                host=host,
-                role=roles[0] if len(roles) == 1 else "",
-                count=again.total(),
-                causes=dict(again),
-            )
+            found: dict[str, dict[str, Counter[str]]] = {"start": {}, "deploy": {}, "restart": {}}
+            before = dict(version_of)
+            for key, steps in sorted(keys.items()):
+                if not (starts := round(steps[index])):
+                    continue
+                role, _, version = key.partition(" ")
+                version_of[role] = version
+                again = round(again_of[key][index]) if key in again_of else 0
+                is_new = before.get(role, version) != version
+                counts = {"deploy": starts} if is_new else {"start": starts - again}
+                for kind, count in {"restart": 0 if is_new else again, **counts}.items():
+                    if count:
+                        found[kind].setdefault(version, Counter())[role] += count
+            for kind, by_version in found.items():
+                if by_version:
+                    yield _of_starts(span, index, host, kind, by_version)
+
+
+def _of_starts(
+    span: Span, index: int, host: str, kind: str, by_version: Mapping[str, Counter[str]]
+) -> Mark:
+    """The mark of the starts of one kind in a step, counted by version and role."""
+    is_again = kind == "restart"
+    count_of = sum(by_version.values(), Counter[str]())
+    roles = sorted(count_of)
+    named = [
+        f"{role} ({count_of[role]} times)" if is_again and count_of[role] > 1 else role
+        for role in roles
+    ]
+    verb = "started again" if is_again else "started"
+    return Mark(
+        at=span.start_of(index),
+        within_s=span.step_s,
+        kind=kind,
+        text=f"{', '.join(named)} {verb} on {host}, version {', '.join(sorted(by_version))}",
+        host=host,
+        role=roles[0] if len(roles) == 1 else "",
+        count=count_of.total() if is_again else 0,
+        causes={role: count_of[role] for role in roles} if is_again else {},
+    )
 
 
 def _deaths(span: Span, values: Mapping[str, Parts]) -> Iterable[Mark]:

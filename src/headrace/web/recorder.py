@@ -43,6 +43,7 @@ from headrace.web.history import (
     DOWN,
     HOUR_S,
     HOURS_KEPT_S,
+    MINUTE_S,
     MINUTES_KEPT_S,
     RESTARTS,
     SERIES,
@@ -69,7 +70,6 @@ FRESH_S: Final = 60.0
 """A process wrote its file so recently that it runs."""
 DIED_S: Final = 600.0
 """A file that was left behind within this time is that of the process before."""
-MINUTE_S: Final = 60
 WAITING_MAX: Final = 120
 DELETED_MAX: Final = 500
 """Rows of each table that a minute deletes at most."""
@@ -326,8 +326,8 @@ class Recorder:
     def _is_restart(self, name: str, found: Mapping[str, Snapshot]) -> bool:
         """Whether a process replaced one that died, or started long after the other roles.
 
-        A process that ends in order deletes its file. If the roles of a host start together, this
-        is the start of the host.
+        A process that ends in order deletes its file and those of its dead predecessors. If the
+        roles of a host start together, this is the start of the host.
         """
         role, started_s = name.rpartition("-")[0], found[name].started_s
         now_s = self._clock.now().timestamp()
