@@ -25,7 +25,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -334,9 +334,8 @@ class Demo:
         for line in figures.summary(self._checks(story, people, ledger)):
             print(f"  {line}")
         faults = self._faults(story, people, ledger)
-        if expected := sum(one.expected_count for one in self._noted(story, people)):
-            print(f"  {expected} calls refused, cut off or answered otherwise while a button of")
-            print("  /break had broken a part: expected. The ledger counts what was lost by it.")
+        for line in broken_lines(self._noted(story, people)):
+            print(f"  {line}")
         for outage in Faults.outages:
             print(f"  {outage.text}")
         unseen = list(missing(story, people, figures, ledger))
@@ -350,6 +349,22 @@ class Demo:
         is_whole = not any((*unseen, *refused, *ledger.open))
         print(conclusion(faults, is_whole=is_whole), flush=True)
         return 1 if faults else 0
+
+
+def broken_lines(noted: Iterable[Faults]) -> Iterator[str]:
+    """What was expected while a button of /break had broken a part."""
+    found = list(noted)
+    failed = sum(one.expected_count for one in found)
+    differing = sum(one.differing_count for one in found)
+    if not failed + differing:
+        return
+    yield "expected while a button of /break had broken a part, and 15 s longer:"
+    if failed:
+        yield f"  {pluralize(failed, 'call')} cut off, or answered with an error such as status 500"
+    if differing:
+        answers = pluralize(differing, "answer")
+        yield f"  {answers} with another status or other data, such as fewer views"
+    yield "  the ledger counts what was lost by it"
 
 
 async def show_start(stage: Stage) -> None:

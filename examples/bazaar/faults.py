@@ -26,15 +26,17 @@ REFUSED_MAX_S: Final = 60.0
 CAUSES: Final = {
     "postgres.unavailable": "while PostgreSQL was away",
     "valkey.unavailable": "while Valkey was away",
+    "valkey.reply_lost": "while Valkey was away",
     "blobs.unavailable": "while the object store was away",
+    "media.store_unavailable": "while the object store was away",
     "engines.not_running": "while the engines were not running",
 }
-"""What a refusal with this error code shows."""
+"""What a refusal with this error code shows. Codes of one cause are one outage."""
 
 
 @dataclass(slots=True)
 class Outage:
-    """The calls that were refused with one error code. Times are of the wall clock."""
+    """The calls that were refused for one cause. Times are of the wall clock."""
 
     code: str
     began_at: float
@@ -47,14 +49,18 @@ class Outage:
         return time.time() - self.last_at > OUTAGE_OVER_S
 
     @property
+    def cause(self) -> str:
+        """What the error code shows."""
+        return CAUSES.get(self.code, f"with {self.code}" if self.code else "without an error code")
+
+    @property
     def text(self) -> str:
         """The outage in one short line."""
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
         first, last = (
             time.strftime("%H:%M:%S", time.gmtime(at)) for at in (self.began_at, self.last_at)
         )
-        cause = CAUSES.get(self.code, f"with {self.code}" if self.code else "without an error code")
-        return f"refused {cause}: {calls}, {first} to {last} UTC"
+        return f"refused {self.cause}: {calls}, {first} to {last} UTC"
 
 
 @dataclass(slots=True)
@@ -62,7 +68,8 @@ class Faults:
     """All are counted, the first ones are kept.
 
     What is noted while somebody breaks the demo on purpose, on the page `/break`, is expected: it
-    is counted apart. Whether anything was lost then is shown by the ledger, not by this.
+    is counted apart. Whether anything was lost then is shown by the ledger, not by this. Refused
+    calls are counted by outage also then: their cause may be another one.
     """
 
     broken_until_s: ClassVar[float] = 0.0
@@ -71,6 +78,9 @@ class Faults:
     """Of all simulated users: a server is away for all of them."""
     faults_count: int = 0
     expected_count: int = 0
+    """Calls that were cut off or had an error response while that was expected."""
+    differing_count: int = 0
+    """Answers with another status or other data while that was expected."""
     faults: list[str] = field(default_factory=list)
     refused_since_s: dict[str, float] = field(default_factory=dict)
     """By kind of call, if the last one was refused: since when; infinite: noted as wrong."""
@@ -99,14 +109,17 @@ class Faults:
         except (RefusedError, ServerLeftError) as error:
             self._note_refused(calls, error)
         except ServerFailedError as error:
-            self.fault(str(error))
+            if self.is_expected():
+                self.expected_count += 1
+            else:
+                self.fail(str(error))
         else:
             self.refused_since_s.pop(calls, None)
 
     def fault(self, text: str) -> None:
         """Remember something that was not right."""
         if self.is_expected():
-            self.expected_count += 1
+            self.differing_count += 1
         else:
             self.fail(text)
 
@@ -117,12 +130,12 @@ class Faults:
             self.faults.append(text)
 
     def _note_refused(self, calls: str, error: ServerFailedError) -> None:
-        if self.is_expected():
-            self.expected_count += 1
-            self.refused_since_s.pop(calls, None)
-            return
         if isinstance(error, RefusedError):
             _count_in_outage(error.code)
+        if self.is_expected():
+            self.expected_count += not isinstance(error, RefusedError)
+            self.refused_since_s.pop(calls, None)
+            return
         now_s = time.monotonic()
         if now_s - self.refused_since_s.setdefault(calls, now_s) > REFUSED_MAX_S:
             self.refused_since_s[calls] = math.inf
@@ -134,8 +147,9 @@ class Faults:
 
 def _count_in_outage(code: str) -> None:
     now = time.time()
+    new = Outage(code, now, now)
     for outage in Faults.outages:
-        if outage.code == code and not outage.is_over:
+        if outage.cause == new.cause and not outage.is_over:
             outage.calls, outage.last_at = outage.calls + 1, now
             return
-    Faults.outages.append(Outage(code, now, now))
+    Faults.outages.append(new)

@@ -50,7 +50,7 @@ READ_WITHIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `sent` is our own record; each of it is done, open, failed or lost."""
+    """One line. `sent` is what our own record expects; each is done, open, failed or lost."""
 
     name: str
     sent: int
@@ -127,6 +127,7 @@ class Ledger:
         self._answered: deque[tuple[float, int]] = deque(maxlen=ANSWERED_KEPT)
         """When it was read, and how many views were answered until then."""
         self._shown: deque[frozenset[str]] = deque(maxlen=READINGS)
+        self._writing = asyncio.Lock()
 
     async def begin(self) -> None:
         """Note what was counted before. Raises: ServerFailedError."""
@@ -160,12 +161,17 @@ class Ledger:
             await asyncio.to_thread(self._records.fold)
             await asyncio.to_thread(self._gather_photos)
             await self._gather_posts()
-        rows = [
-            asdict(line) | {"waiting": line.waiting, "is_right": line.is_right}
-            for line in self.lines.values()
-        ]
-        await asyncio.to_thread(self._records.put_paper, PAPER, {"lines": rows})
+        await self._put_paper()
         self._read_s = time.monotonic()
+
+    async def _put_paper(self) -> None:
+        async with self._writing:
+            rows = [
+                asdict(line) | {"waiting": line.waiting, "is_right": line.is_right}
+                for line in self.lines.values()
+            ]
+            paper = {"lines": rows, "open": self.open}
+            await asyncio.to_thread(self._records.put_paper, PAPER, paper)
 
     @property
     def summary(self) -> list[str]:
@@ -175,12 +181,12 @@ class Ledger:
         doubled, allowed = sum(one.doubled for one in lines), sum(one.allowed for one in lines)
         age_s = time.monotonic() - self._read_s
         age = f" (read {age_s:.0f} s ago)" if age_s > READ_WITHIN_S else ""
-        sent_text = f"{sent} sent{age}"
-        rows = [f"ledger: {sent_text}, {lost} lost, {doubled} doubled"]
+        compared = f"{sent} compared{age}"
+        rows = [f"ledger: {compared}, {lost} lost, {doubled} doubled"]
         if allowed:
             permitted = f"{pluralize(allowed, 'view')} that Empty Valkey may lose"
             rows = [
-                f"ledger: {sent_text}",
+                f"ledger: {compared}",
                 f"{lost - allowed} lost besides {permitted}, {doubled} doubled",
             ]
         return [*rows, *(f"not judged yet: {text}" for text in self.open)]
@@ -219,6 +225,11 @@ class Ledger:
         given_up = min(at_most, max(0, accepted - (counted - self._counted_before)))
         self._given_up += given_up
         self._viewed.totals.clear()
+        self._open.pop("views lost", None)
+        if (line := self.lines.get("views")) is not None:
+            lost, allowed = line.lost + given_up, line.allowed + given_up
+            self.lines["views"] = line_of(**asdict(line) | {"lost": lost, "allowed": allowed})
+            await self._put_paper()
         return given_up
 
     async def _gather_jobs(self) -> None:

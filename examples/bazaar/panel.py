@@ -133,10 +133,11 @@ async def open_console(request: Asked, shop: Given) -> Page:
 
 
 async def _panel(request: Asked, shop: Shop, template: str) -> Page:
-    paper = await asyncio.to_thread(shop.records.paper, PAPER)
+    # In this order: a fault's note states losses once the ledger has them.
     breaks = await asyncio.to_thread(shop.records.breaks, SHOWN)
+    paper = await asyncio.to_thread(shop.records.paper, PAPER)
     wrong = await asyncio.to_thread(shop.records.paper, WRONG)
-    at, kept = paper or (0.0, {"lines": []})
+    at, kept = paper or (0.0, {"lines": [], "open": []})
     return shop.page(
         request,
         template,
@@ -147,6 +148,7 @@ async def _panel(request: Asked, shop: Shop, template: str) -> Page:
         sellers={one.id: seller_of(one) for one in breaks},
         is_open=any(one.is_open for one in breaks),
         lines=kept["lines"],
+        unjudged=kept["open"],
         wrong=wrong[1]["texts"] if wrong else [],
         age_s=time.time() - at,
     )

@@ -66,7 +66,7 @@ def figures():
 
 
 CHECKS = [
-    "0 wrong answers · ledger: 66053 sent",
+    "0 wrong answers · ledger: 66053 compared",
     "0 lost besides 261 views that Empty Valkey may lose, 0 doubled",
 ]
 

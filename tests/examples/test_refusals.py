@@ -150,7 +150,26 @@ def test_calls_refused_while_the_demo_is_broken_on_purpose_are_not_wrong(clock, 
     for clock.s in range(1000, 1200, 4):
         noted.expect()
         refuse(noted)
-    assert (noted.faults, noted.expected_count, noted.refused_since_s) == ([], 50, {})
+        refuse(noted, ServerLeftError("POST /v1/views: EOF"))
+        noted.fault("/tracks/one: no player")
+    assert (noted.faults, noted.refused_since_s) == ([], {})
+    assert (noted.expected_count, noted.differing_count) == (50, 50)
+    # Another server may be away at the same time: refusals have a line by their cause.
+    assert [(one.code, one.calls) for one in outages.outages] == [("postgres.unavailable", 50)]
+    assert list(demo.broken_lines([noted])) == [
+        "expected while a button of /break had broken a part, and 15 s longer:",
+        "  50 calls cut off, or answered with an error such as status 500",
+        "  50 answers with another status or other data, such as fewer views",
+        "  the ledger counts what was lost by it",
+    ]
+
+
+def test_refusals_of_one_cause_are_one_line(clock, outages):
+    noted = Faults()
+    for code in ("valkey.reply_lost", "valkey.unavailable", "valkey.reply_lost"):
+        refuse(noted, RefusedError("POST /v1/views: no reply", code))
+    [outage] = outages.outages
+    assert outage.text.startswith("refused while Valkey was away: 3 calls, ")
 
 
 @pytest.mark.parametrize("is_stale", [True, False])

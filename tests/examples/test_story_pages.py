@@ -108,7 +108,7 @@ def test_the_columns_of_a_line_of_the_ledger_add_up(read, waiting):
 async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, stores):
     line = line_of("views", sent=30, done=20, lost=10, allowed=8)
     rows = [asdict(line) | {"waiting": line.waiting, "is_right": line.is_right}]
-    stores[1].put_paper(PAPER, {"lines": rows})
+    stores[1].put_paper(PAPER, {"lines": rows, "open": []})
     stores[1].put_paper(WRONG, {"texts": ["wrong answer: feed of follower2 is missing 1 post"]})
     began_at = time.time() - 75
     stores[1].note_break(
@@ -130,7 +130,7 @@ async def test_the_panel_shows_wrong_answers_and_how_long_a_fault_lasted(site, s
 async def test_the_ledger_keeps_counts_of_the_run_apart_from_the_state_now(site, stores):
     lines = [line_of("jobs", sent=5, done=5), line_of("posts", sent=3, done=3, is_state=True)]
     rows = [asdict(one) | {"waiting": one.waiting, "is_right": one.is_right} for one in lines]
-    stores[1].put_paper(PAPER, {"lines": rows})
+    stores[1].put_paper(PAPER, {"lines": rows, "open": []})
     run, now = re.findall(r"<table>.*?</table>", (await site.get("/break")).text, re.DOTALL)
     assert "since this run began</th>" in run
     assert [">sent<" in run, ">jobs<" in run, ">posts<" in run] == [True, True, False]
@@ -231,9 +231,9 @@ async def test_views_that_are_missing_after_the_flush_are_lost(ledger):
     ledger.answers["lag"] = FLUSHED
     line = await readings(ledger)
     assert (line.lost, line.waiting) == (27, 0)
-    assert ledger.summary == ["ledger: 30 sent, 27 lost, 0 doubled"]
+    assert ledger.summary == ["ledger: 30 compared, 27 lost, 0 doubled"]
     ledger._read_s -= 17
-    assert ledger.summary == ["ledger: 30 sent (read 17 s ago), 27 lost, 0 doubled"]
+    assert ledger.summary == ["ledger: 30 compared (read 17 s ago), 27 lost, 0 doubled"]
     assert ledger.faults == {"views": "views: 27 lost, 0 doubled"}
 
 
@@ -242,7 +242,24 @@ async def test_the_summary_states_permitted_losses_beside_others(ledger):
     assert await ledger.give_up_views(26) == 26
     await readings(ledger)
     verdict = "1 lost besides 26 views that Empty Valkey may lose, 0 doubled"
-    assert ledger.summary == ["ledger: 30 sent", verdict]
+    assert ledger.summary == ["ledger: 30 compared", verdict]
+
+
+async def test_the_ledger_and_the_note_of_an_emptied_valkey_agree(ledger, site, stores):
+    ledger.answers["lag"] = FLUSHED
+    Faults.expect()
+    await readings(ledger)
+    await ledger._put_paper()
+    text = (await site.get("/break/ledger")).text
+    assert "0 lost, 0 doubled; not judged yet: 27 views missing</b>" in text
+    assert 'class="sum good"' not in text
+    # The note of the fault is written right after this call, before the next reading.
+    assert await ledger.give_up_views(27) == 27
+    text = (await site.get("/break/ledger")).text
+    assert "27 views lost, which Headrace permits" in text
+    assert "not judged yet" not in text
+    line = ledger.lines["views"]
+    assert (line.lost, line.allowed, line.waiting) == (27, 27, 0)
 
 
 @pytest.mark.parametrize("cause", ["a break", "an outage"])

@@ -7,8 +7,8 @@ of its gauge. Minutes are kept for MINUTES_KEPT_S and hours for HOURS_KEPT_S.
 A read chooses the step by its span, so an answer has at most POINTS_MAX points. For a step of one
 minute, what was counted in it is returned, also if only a part of it was recorded. For a longer
 step it is the mean per recorded minute, so a step that only half of was recorded is no dip. A step
-without a row is a gap. Percentiles come from the summed buckets of all hosts, so they are those of the
-whole; inside a bucket values are assumed to be spread evenly over the logarithm.
+without a row is a gap. Percentiles come from the summed buckets of all hosts, so they are those of
+the whole; inside a bucket values are assumed to be spread evenly over the logarithm.
 """
 
 from __future__ import annotations
