@@ -77,9 +77,9 @@ STEPS: Final = (
         "Break it",
         "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger on this page"
         " shows what was lost. The console's overview lists a killed worker and a stopped"
-        " PostgreSQL under Health. A silent seller is no problem there: under Fetch, Hosts, only"
-        " the next class of its host rises, from 1s to 5s and 30s. An emptied Valkey is no problem"
-        " either: its index of feeds is rebuilt.",
+        " PostgreSQL under Health. A silent seller is no problem there: only the timeout for its"
+        " next photo rises, from 1 s to 5 s and 30 s (column Next class of Fetch, Hosts). An"
+        " emptied Valkey is no problem either: its index of feeds is rebuilt.",
         path="/break",
         place="the panel",
         screen="",

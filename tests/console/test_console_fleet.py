@@ -97,3 +97,24 @@ async def test_a_page_of_customers_is_bounded(at):
     assert ("bounded-49" in page, "bounded-50" in page, "Next page" in page) == (True, False, True)
     following = (await at.get("/console/fetch/customers?match=bounded-&after=bounded-49")).text
     assert "bounded-50" in following
+
+
+async def test_pages_state_how_long_they_keep_lines_and_what_states_mean(at):
+    await at.app.jobs.queues.create("never-ran")
+    pages = {
+        "/console/jobs/jobs": "for 14 d (setting jobs.failed_kept)",
+        "/console/jobs/queues/never-ran": "kept for 14 d (setting jobs.failed_kept)",
+        "/console/audit": "kept for 400 d (setting web.audit_kept)",
+        "/console/jobs": "<b>running</b>, jobs are in progress",
+    }
+    for path, text in pages.items():
+        assert text in (await at.get(path)).text, path
+
+
+async def test_a_follow_is_the_begin_of_no_other_state(at):
+    feed = at.app.feed
+    await feed.follows.follow("follower-1", "author-1")
+    await feed.posts.post("author-1", "post-1")
+    page = (await at.get("/console/feed/why?viewer=follower-1&post=post-1")).text
+    assert "neither has muted or blocked the other" in page
+    assert '<span class="muted">followed ' in page

@@ -184,10 +184,10 @@ async def view_study(context: ViewContext) -> dict[str, Any]:
         "weeks": weeks,
         "times": Chart(
             xs=list(range(len(times))),
-            unit="downloads",
+            unit="",
             lines=[Line("downloads", [one.downloads for one in times])],
             kind="bars",
-            labels=[f"{one.up_to_s:g} s" for one in times],
+            labels=[f"up to {one.up_to_s:g} s" for one in times],
         ),
         "errors": errors_chart(study),
         "first_week": study.weeks[0].week if len({one.week for one in study.weeks}) == 1 else None,

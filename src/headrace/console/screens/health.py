@@ -249,6 +249,8 @@ def kept_issues(
     queues: PanelData[Sequence[QueueStatus]],
     failures: PanelData[Sequence[QueueFailures]],
     load: PanelData[FleetLoad],
+    *,
+    kept_s: float,
 ) -> Iterator[Issue]:
     """Queues with failed jobs that `failures` lacks: older ones, or more than it covers."""
     known = {one.queue for one in failures.value or ()}
@@ -264,7 +266,8 @@ def kept_issues(
             href=jobs_url(matching),
             text=f"{'over ' if queue.failed_is_capped else ''}{jobs} kept, "
             + ("some from the last minutes" if is_new else "none from the last hour"),
-            fix="Retry or delete them. They are deleted after `jobs.failed_kept`.",
+            fix=f"Retry or delete them. They are kept for {format_duration(kept_s)} (setting"
+            " `jobs.failed_kept`).",
             remedies=_remedies_of(matching),
         )
     others = kept[CAUSES_SHOWN:]

@@ -23,7 +23,7 @@ from headrace.console.screens.lane_actions import CRON_ACTIONS, LANE_ACTIONS
 from headrace.console.screens.moderation import MODERATION_ACTIONS, view_moderation
 from headrace.console.screens.queue import view_queue
 from headrace.console.views import Room, Screen, ViewContext, attempt
-from headrace.jobs.model import STATES_BY_ENDING, Job, JobState
+from headrace.jobs.model import STATES_BY_ENDING, Job, JobsConfig, JobState
 from headrace.jobs.steps import Step
 from headrace.jobs.tasks.options import WORKFLOW_PREFIX
 from headrace.kernel.terminal import pluralize
@@ -70,6 +70,7 @@ async def view_jobs(context: ViewContext) -> dict[str, Any]:
         "queues": [queue.queue for queue in queues.value or ()],
         "filter": wanted,
         "taker": TAKER,
+        "kept_s": context.house.config.section(JobsConfig).failed_kept_s,
         "is_filtered": any(wanted.values()),
         "is_narrow": any(wanted[name] for name in ("queue", "state", "lane")),
         "next_url": None if following is None else context.url(before=following),

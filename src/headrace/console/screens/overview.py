@@ -48,11 +48,12 @@ from headrace.engines.commit_wait import CommitWait, find_commit_wait
 from headrace.fetch.i18n import Texts
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.state import FleetLoad, FleetState, QueueFailures
-from headrace.jobs.model import QueueStatus
+from headrace.jobs.model import JobsConfig, QueueStatus
 from headrace.kernel.errors import TO_DOCTOR
 from headrace.kernel.terminal import pluralize
 from headrace.web.http import check_engines
 from headrace.web.marks import Mark
+from headrace.web.model import WebConfig
 from headrace.web.role_secrets import RoleSecret, read_secrets
 
 SETTLED_S: Final = 15.0
@@ -218,7 +219,8 @@ def _issues(context: ViewContext, found: Sources) -> Iterator[Issue]:
     yield from health.death_issues(found.marks)
     yield from health.role_issues(rates.gone())
     yield from health.queue_issues(found.queues)
-    yield from health.kept_issues(found.queues, found.failures, found.load)
+    kept_s = context.house.config.section(JobsConfig).failed_kept_s
+    yield from health.kept_issues(found.queues, found.failures, found.load, kept_s=kept_s)
     yield from health.cron_issues(found.crons)
     if fetch is not None:
         yield from health_rooms.trouble_issues(found.troubles)
@@ -278,7 +280,8 @@ async def view_audit(context: ViewContext) -> dict[str, Any]:
     before = context.query.number("before", 0)
     lines = await context.audit.lines(before=before or None, lines_max=ROWS_SHOWN + 1)
     shown, next_url = context.cut(lines, ROWS_SHOWN, before="id")
-    return {"lines": shown, "next_url": next_url}
+    kept_s = context.house.config.section(WebConfig).audit_kept_s
+    return {"lines": shown, "next_url": next_url, "kept_s": kept_s}
 
 
 ROOM: Final = Room(

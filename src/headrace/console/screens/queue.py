@@ -12,6 +12,7 @@ from headrace.console.screens.fleet import rows_of
 from headrace.console.stored import recent_outages
 from headrace.console.views import Chart, Line, ViewContext, attempt
 from headrace.jobs.fleet.state import QueueSpan
+from headrace.jobs.model import JobsConfig
 from headrace.web.marks import Mark
 
 SPANS: Final = {"1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "90d": 7_776_000}
@@ -47,6 +48,7 @@ async def view_queue(context: ViewContext) -> dict[str, Any]:
         "slots": slots,
         "failed": failed,
         "failed_shown": FAILED_SHOWN,
+        "kept_s": context.house.config.section(JobsConfig).failed_kept_s,
         "decisions": own_moves[:QUEUE_DECISIONS_SHOWN],
     }
 
