@@ -445,11 +445,11 @@ def _starts(span: Span, parts: Parts, restarts: Parts) -> Iterable[Mark]:
                         found[kind].setdefault(version, Counter())[role] += count
             for kind, by_version in found.items():
                 if by_version:
-                    yield _of_starts(span, index, host, kind, by_version)
+                    yield _of_starts(span, index, by_version, host=host, kind=kind)
 
 
 def _of_starts(
-    span: Span, index: int, host: str, kind: str, by_version: Mapping[str, Counter[str]]
+    span: Span, index: int, by_version: Mapping[str, Counter[str]], *, host: str, kind: str
 ) -> Mark:
     """The mark of the starts of one kind in a step, counted by version and role."""
     is_again = kind == "restart"
