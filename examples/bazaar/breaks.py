@@ -32,6 +32,8 @@ from examples.bazaar.stage import Stage
 from examples.bazaar.story import Story
 from examples.bazaar.visitors import Seen
 
+from headrace.kernel.terminal import pluralize
+
 LOOK_EVERY_S: Final = 0.2
 RECOVERED_WITHIN_S: Final = 180.0
 POSTGRES_DOWN_S: Final = 10.0
@@ -188,12 +190,15 @@ class Breaker:
         recovered_at = time.time()
         if not await self._ledger.wait_flushed(timeout_s=RECOVERED_WITHIN_S):
             raise NotRecoveredError("views were not flushed to PostgreSQL again in time")
-        given_up = await self._ledger.give_up_views(unflushed_max)
+        given_up = await self._ledger.give_up_views(unflushed_max, timeout_s=RECOVERED_WITHIN_S)
+        if given_up is None:
+            raise NotRecoveredError("totals of views were not complete again in time")
         self._records.note_break(break_id, recovered_at=recovered_at)
         return (
             f"deleted {keys} keys; totals and feeds were filled again from PostgreSQL."
-            f" {given_up} of the last {unflushed_max} views had not reached PostgreSQL and are"
-            " lost: the one loss that Headrace permits (docs/promises.md)"
+            f" {pluralize(given_up, 'view')} had not reached PostgreSQL and"
+            f" {'is' if given_up == 1 else 'are'} lost: the one loss that Headrace permits"
+            " (docs/promises.md)"
         )
 
     async def _stop_postgres(self, break_id: int) -> str:

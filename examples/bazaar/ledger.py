@@ -203,7 +203,12 @@ class Ledger:
     @property
     def open(self) -> list[str]:
         """Differences that are not judged: something was broken shortly before."""
-        return [f"{n} {name.replace('lost', 'missing')}" for name, n in self._open.items()]
+        texts = []
+        for name, n in self._open.items():
+            things, _, fault = name.rpartition(" ")
+            thing = things.removesuffix("s") if n == 1 else things
+            texts.append(f"{n} {thing} {fault.replace('lost', 'missing')}")
+        return texts
 
     @property
     def accepted_views(self) -> int:
@@ -211,16 +216,22 @@ class Ledger:
         answered = self._adverts.opened(is_counted=True) - self._answered_before
         return self._viewed.accepted + answered
 
-    async def give_up_views(self, at_most: int) -> int:
+    async def give_up_views(self, at_most: int, *, timeout_s: float) -> int | None:
         """Take views off our record that an emptied Valkey may lose; returns how many were lost.
 
         These are hits that were not yet flushed to PostgreSQL (docs/promises.md). More than
         `at_most` stay on the record, and show as lost. The readers forget the totals that they
-        received before, which may include lost views. Raises: ServerFailedError.
+        received before, which may include lost views. None: no complete totals within `timeout_s`.
         """
-        counted = await self._counted()
-        if counted is None:
-            raise ServerFailedError("views: no totals yet")
+        counted: int | None = None
+
+        async def is_counted() -> bool:
+            nonlocal counted
+            counted = await self._counted()
+            return counted is not None
+
+        if not await wait_until(is_counted, timeout_s=timeout_s) or counted is None:
+            return None
         accepted = self.accepted_views - self._given_up
         given_up = min(at_most, max(0, accepted - (counted - self._counted_before)))
         self._given_up += given_up

@@ -75,7 +75,7 @@ STEPS: Final = (
     Step(
         5,
         "Break it",
-        "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger on this page"
+        "Kill a worker, hang a seller, empty Valkey, stop PostgreSQL. The ledger on that page"
         " shows what was lost. The console's overview lists a killed worker and a stopped"
         " PostgreSQL under Health. A silent seller is no problem there: only the timeout for its"
         " next photo rises, from 1 s to 5 s and 30 s (column Next class of Fetch, Hosts). An"

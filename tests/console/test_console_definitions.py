@@ -66,7 +66,7 @@ def test_requeued_jobs_are_counted_over_a_span_that_does_not_move(lost, jobs):
         return PanelData(FleetLoad(span_s=span_s, queues=[queue], minutes=[]))
 
     [issue] = lost_issues(load(301.0))
-    assert issue.text.startswith(f"{jobs} requeued in the last 6 minutes at most, because")
+    assert issue.text.startswith(f"{jobs} requeued within the last 6 minutes, because")
     assert [issue] == list(lost_issues(load(348.0)))
 
 

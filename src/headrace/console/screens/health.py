@@ -291,7 +291,7 @@ def lost_issues(load: PanelData[FleetLoad]) -> Iterator[Issue]:
             tone="warn",
             subject=f"queue {queue.queue}",
             href=f"{PREFIX}/jobs/queues/{path_segment(queue.queue)}",
-            text=f"{jobs} requeued in the last {LOAD_MINUTES + 1} minutes at most, because a worker"
+            text=f"{jobs} requeued within the last {LOAD_MINUTES + 1} minutes, because a worker"
             " died or a lease ended",
             fix="No job is lost: each runs again. A job that crashes its process repeatedly is"
             f" quarantined. The cause is in {log_of('agent')}.",
