@@ -38,7 +38,7 @@ class BackedUpSite(Site):
     def is_archived(self) -> bool:
         """Whether everything committed so far is in the archive."""
         [found] = [one for one in self.doctor() if one["subject"] == "backup log"]
-        return found["text"] == "all of it is archived"
+        return found["text"] == "all write-ahead log is archived"
 
     def doctor(self) -> list[dict[str, str]]:
         """The findings about backups."""

@@ -117,7 +117,7 @@ async def test_what_no_peer_could_reach_is_refused(member_store, name, address, 
 async def test_unknown_nodes_and_bad_values_change_nothing(member_store):
     await member_store.register(member("a"), replicas=2)
     for change in (member_store.drain, member_store.undrain, member_store.remove):
-        with pytest.raises(NodeUnknown, match="the members are a"):
+        with pytest.raises(NodeUnknown, match="its members are a"):
             await change("z")
     for weight in (0, -1, 101, float("nan")):
         with pytest.raises(InvalidNode):
