@@ -159,13 +159,14 @@ async def test_a_cut_tail_that_postgres_had_counted_is_detected(database_url, fo
         if ahead_ms:
             await counted.settle()
             move_ids_ahead(server, ahead_ms)
-        for number in range(2):
+        sizes = []
+        for _ in range(2):
             for _ in range(20):
                 await counted.hit()
             await counted.settle()
-            size = server.file_bytes() if number == 0 else size  # noqa: F821
+            sizes.append(server.file_bytes())
         server.kill()
-        server.cut_tail(at=size)
+        server.cut_tail(at=sizes[0])
         await restart(counted, server)
         for _ in range(20):
             await counted.hit()
